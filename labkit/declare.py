@@ -52,7 +52,7 @@ class Range:
         return int(value) if kind is int else float(value)
 
     def _near(self, value: float, kind: type) -> str:
-        return show(kind(max(self.low, min(self.high, value))))
+        return f"{kind(max(self.low, min(self.high, value))):.17g}"  # a rounded bound could lie outside
 
     def positions(self, kind: type) -> list[float]:
         """The values that a slider stops at; a number field reaches every other."""
@@ -143,9 +143,8 @@ def parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
     return found
 
 
-def checked(function: Callable[..., Any], values: Mapping[str, object]) -> dict[str, Value]:
-    """Those of a function's parameters that `values` names, each checked; LabError names the first that fails."""
-    declared = parameters(function)
+def checked(declared: Mapping[str, Parameter], values: Mapping[str, object]) -> dict[str, Value]:
+    """The values that are given, each checked by its declaration; LabError names the first that fails."""
     for name in values:
         if name not in declared:
             near = (difflib.get_close_matches(name, declared, 1, 0.0) or ["no name at all"])[0]

@@ -1,0 +1,252 @@
+// One panel: native controls, the picture, the sentence. Python decides what is shown; this file shows it.
+
+// A model's handle differs between initialize and render, and a lab may be shown twice: what both share is kept by uid.
+const shared = new Map()
+
+function share(model) {
+  const uid = model.get('uid')
+  if (!shared.has(uid)) {
+    const client = Math.random().toString(36).slice(2)
+    shared.set(uid, { client, sent: 0, waiting: 0, queue: [], bitmap: document.createElement('canvas'), seq: null, work: Promise.resolve() })
+  }
+  return shared.get(uid)
+}
+
+// Commands wait until Python has shown the last ones; moves that wait are merged, so the kernel never falls behind.
+function send(model, command) {
+  const s = share(model), last = s.queue.at(-1)
+  if (command.type === 'set' && last?.type === 'set') Object.assign(last.values, command.values)
+  else s.queue.push(command)
+  flush(model)
+}
+
+function flush(model) {
+  const s = share(model)
+  if (s.waiting || !s.queue.length) return
+  s.waiting = ++s.sent
+  model.send({ type: 'commands', client: s.client, seq: s.waiting, commands: s.queue.splice(0) })
+}
+
+function acknowledged(model) {
+  const s = share(model)
+  if ((model.get('page').ack?.[s.client] ?? 0) < s.waiting) return
+  s.waiting = 0
+  flush(model)
+}
+
+// The picture arrives as rectangles; a rectangle whose base is not what we hold asks for the whole.
+function receive(model, el) {
+  const s = share(model), frame = model.get('frame')
+  if (!frame.size || frame.seq === s.seq) return
+  if (frame.base !== null && frame.base !== s.seq) return model.send({ type: 'whole' })
+  s.seq = frame.seq
+  s.work = s.work.then(async () => {
+    const patches = (el && isDark(el) && frame.themes?.dark) || frame.patches
+    const images = await Promise.all(patches.map(p => createImageBitmap(new Blob([p.png], { type: 'image/png' }))))
+    if (frame.base === null) [s.bitmap.width, s.bitmap.height] = frame.size
+    const pen = s.bitmap.getContext('2d')
+    images.forEach((image, i) => pen.drawImage(image, patches[i].x, patches[i].y))
+    s.shown = frame
+    s.bitmap.dispatchEvent(new Event('drawn'))
+  })
+}
+
+function h(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag)
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith('on')) node.addEventListener(key.slice(2), value)
+    else if (value !== false && value != null) node.setAttribute(key, value === true ? '' : value)
+  }
+  node.append(...children)
+  return node
+}
+
+const say = (node, words) => { if (node.textContent !== words) node.textContent = words }
+const digits = value => typeof value === 'number' ? String(+value.toPrecision(12)) : String(value ?? '')
+
+// One control: a labelled range over declared values with an exact number field, a select, or a checkbox.
+function control(spec, id, change) {
+  const name = `${id}-${spec.name}`, unit = spec.unit ? ` ${spec.unit}` : ''
+  const help = h('small', { id: `${name}-help`, class: 'lk-help' }, spec.help)
+  const label = h('label', { for: name }, spec.label)
+  const row = (...parts) => h('div', { class: 'lk-control', 'data-name': spec.name }, ...parts, help)
+  const set = value => change({ [spec.name]: value })
+  if (spec.options) {
+    const input = h('select', { id: name, 'aria-describedby': help.id, onchange: () => set(input.value) },
+      ...spec.options.map(option => h('option', { value: option }, option)))
+    return { node: row(label, input), update: value => { input.value = value } }
+  }
+  if (spec.switch) {
+    const input = h('input', { id: name, type: 'checkbox', 'aria-describedby': help.id, onchange: () => set(input.checked) })
+    return { node: row(h('span', { class: 'lk-switch' }, input, label)), update: value => { input.checked = value } }
+  }
+  const at = spec.positions, nearest = value => at.reduce((best, v, i) => Math.abs(v - value) < Math.abs(at[best] - value) ? i : best, 0)
+  const exact = h('input', { type: 'number', step: 'any', 'aria-label': `${spec.label}, exact value${unit && ' in' + unit}`,
+    onchange: () => set(exact.value === '' ? null : Number(exact.value)) })
+  const range = h('input', { id: name, type: 'range', min: 0, max: at.length - 1, step: 1, 'aria-describedby': help.id,
+    oninput: () => { const value = at[range.value]; update(value); set(value) } })
+  function update(value, rejected) {
+    range.value = nearest(value)
+    range.setAttribute('aria-valuetext', digits(value) + unit)
+    exact.setAttribute('aria-invalid', rejected !== undefined)
+    if (rejected === undefined) exact.value = digits(value)
+  }
+  return { node: row(h('span', { class: 'lk-value' }, label, exact, h('span', { class: 'lk-unit' }, spec.unit)), range), update }
+}
+
+function tableOf(table) {
+  const cells = (tag, values) => h('tr', {}, ...values.map(value => h(tag, tag === 'th' ? { scope: 'col' } : {}, value)))
+  return h('table', {}, h('thead', {}, cells('th', table.columns)), h('tbody', {}, ...table.rows.map(row => cells('td', row))))
+}
+
+// Colours and sizes are read from where the panel stands, so that any host and any theme will do.
+const numbers = colour => (colour.match(/[\d.]+/g) ?? []).map(Number)
+const hex = rgb => '#' + rgb.slice(0, 3).map(v => Math.round(v).toString(16).padStart(2, '0')).join('')
+
+function background(el) {
+  for (let node = el; node; node = node.parentElement) {
+    const [r, g, b, a = 1] = numbers(getComputedStyle(node).backgroundColor)
+    if (a === 1 && r !== undefined) return [r, g, b]
+  }
+  return [255, 255, 255]
+}
+
+function ink(el) {
+  const under = background(el), [r, g, b, a = 1] = numbers(getComputedStyle(el).color)
+  return [r, g, b].map((v, i) => a * v + (1 - a) * under[i])
+}
+
+const isDark = el => background(el).reduce((a, b) => a + b) < ink(el).reduce((a, b) => a + b)
+
+function watchPage(model, el, picture, stops) {
+  let told = '', timer = 0
+  const tell = () => {
+    el.style.colorScheme = isDark(el) ? 'dark' : 'light'
+    const width = Math.min(680, Math.floor(picture.clientWidth / 20) * 20)
+    if (width < 100) return
+    const page = { width, ratio: devicePixelRatio, font: parseFloat(getComputedStyle(el).fontSize), text: hex(ink(el)), background: hex(background(el)) }
+    if (told !== (told = JSON.stringify(page))) model.send({ type: 'page', page })
+  }
+  const soon = () => { clearTimeout(timer); timer = setTimeout(tell, 120) }
+  const size = new ResizeObserver(soon)
+  size.observe(picture)
+  const probe = h('span', { class: 'lk-probe', 'aria-hidden': 'true', ontransitionrun: soon })
+  el.append(probe)
+  const zoom = new AbortController()
+  const watchZoom = () => matchMedia(`(resolution: ${devicePixelRatio}dppx)`).addEventListener('change', () => { soon(); watchZoom() }, { once: true, signal: zoom.signal })
+  watchZoom()
+  requestAnimationFrame(tell)
+  stops.push(() => { size.disconnect(); zoom.abort(); clearTimeout(timer) })
+}
+
+function initialize({ model }) {
+  const page = () => acknowledged(model)
+  model.on('change:page', page)
+  return () => { model.off('change:page', page); shared.delete(model.get('uid')) }
+}
+
+function render({ model, el }) {
+  const id = 'lk' + Math.random().toString(36).slice(2), stops = [], s = share(model)
+  const on = (event, act) => { model.on(event, act); stops.push(() => model.off(event, act)) }
+  const press = (type, given = {}) => () => send(model, { type, ...given })
+  const button = (words, act, kind = '') => h('button', { type: 'button', class: `lk-button ${kind}`, onclick: act }, words)
+
+  const radio = (group, value, words) => {
+    const input = h('input', { type: 'radio', name: `${id}-${group}`, value })
+    input.addEventListener('change', () => send(model, group === 'mode' ? { type: 'mode', word: value } : { type: 'choose', name: value }))
+    return h('label', { class: 'lk-radio' }, input, words)
+  }
+  const tabs = h('fieldset', { class: 'lk-tabs' })
+  const modes = h('fieldset', { class: 'lk-modes' }, h('legend', { class: 'lk-hidden' }, 'Mode'), radio('mode', 'predict', 'predict first'), radio('mode', 'live', 'live'))
+  const field = h('input', { id: `${id}-field`, type: 'number', step: 'any', class: 'lk-field', onkeydown: e => { if (e.key === 'Enter') predict() } })
+  const question = h('label', { for: field.id }), unit = h('span', { class: 'lk-unit' })
+  const predict = () => send(model, { type: 'predict', number: field.value === '' ? '' : Number(field.value) })
+  const step = () => {
+    const typed = field.value !== '' && Number(field.value) !== model.get('page').prediction
+    if (typed && model.get('page').primary === 'predict') predict()
+    send(model, { type: 'step' })
+  }
+  const buttons = { predict: button('Predict', predict), step: button('Step', step), reset: button('Reset', press('reset')) }
+  const ask = h('span', { class: 'lk-ask' }, question, field, unit)
+  const top = h('div', { class: 'lk-top' }, modes, ask, ...Object.values(buttons))
+
+  const headline = h('p', { class: 'lk-headline' }), canvas = h('canvas', { role: 'img', class: 'lk-canvas' })
+  const score = h('p', { class: 'lk-score', 'aria-live': 'polite' }), sentence = h('p', { class: 'lk-sentence', 'aria-live': 'polite' })
+  const alert = h('p', { class: 'lk-error', role: 'alert' }), note = h('p', { class: 'lk-note' })
+  const bar = h('progress', { max: 1, 'aria-label': 'progress' }), left = h('span')
+  const working = h('p', { class: 'lk-progress', hidden: true }, bar, left,
+    button('Stop', () => model.send({ type: 'commands', commands: [{ type: 'stop' }] }), 'lk-primary'),
+    h('small', {}, 'waits for a running cell'))
+  const picture = h('div', { class: 'lk-picture' }, headline, canvas, score, sentence, alert, working, note)
+  const controls = h('div', { class: 'lk-controls' })
+  const code = h('code'), numbersBox = h('div', { class: 'lk-table' })
+  const copy = button('Copy', () => navigator.clipboard.writeText([...numbersBox.querySelectorAll('tr')].map(tr => [...tr.children].map(c => c.textContent).join('\t')).join('\n')))
+  const numbersFold = h('details', {}, h('summary', {}, 'The numbers as a table'), numbersBox, copy)
+  const root = h('div', { class: 'lk', role: 'group', onkeydown: keep }, tabs, top, h('div', { class: 'lk-body' }, controls, picture),
+    h('details', {}, h('summary', {}, 'The code that runs'), h('pre', { tabindex: 0, 'aria-label': 'the code that runs' }, code)), numbersFold)
+
+  // JupyterLab's own shortcuts eat arrows and letters; running the cell and the browser's own keys still work.
+  function keep(event) {
+    if (!(event.ctrlKey || event.metaKey || event.altKey || (event.shiftKey && event.key === 'Enter'))) event.stopPropagation()
+  }
+
+  let parts = []
+  function showSpec() {
+    const spec = model.get('spec')
+    if (!spec.controls) return
+    root.setAttribute('aria-label', spec.title)
+    tabs.hidden = spec.experiments.length < 2
+    if (tabs.childElementCount !== spec.experiments.length + 1)
+      tabs.replaceChildren(h('legend', { class: 'lk-hidden' }, 'Experiment'), ...spec.experiments.map(e => radio('experiment', e.name, e.title)))
+    for (const input of tabs.querySelectorAll('input')) input.checked = input.value === spec.chosen
+    modes.hidden = spec.long
+    say(question, spec.question); say(unit, spec.unit); say(note, spec.note); say(code, spec.source)
+    parts = spec.controls.map(c => ({ name: c.name, ...control(c, id, values => send(model, { type: 'set', values })) }))
+    controls.replaceChildren(...parts.map(part => part.node))
+    field.value = ''
+  }
+
+  let asked
+  function showPage() {
+    const page = model.get('page')
+    if (!page.values) return
+    if (!s.queue.length && !s.waiting) {
+      for (const part of parts) if (part.name in page.values) part.update(page.values[part.name], page.rejected[part.name])
+    }
+    for (const input of modes.querySelectorAll('input')) input.checked = input.value === page.mode
+    ask.hidden = buttons.predict.hidden = buttons.step.hidden = page.mode === 'live'
+    if (asked !== page.prediction && (page.prediction != null || asked != null)) field.value = digits(page.prediction)
+    asked = page.prediction
+    for (const [name, node] of Object.entries(buttons)) {
+      node.classList.toggle('lk-primary', page.primary === name)
+      node.setAttribute('aria-disabled', Boolean(page.progress))
+    }
+    say(headline, page.headline); say(sentence, page.sentence); say(score, page.score); say(alert, page.error)
+    canvas.setAttribute('aria-label', page.sentence)
+    root.classList.toggle('lk-wrong', page.error !== '')
+    working.hidden = !page.progress
+    if (page.progress) { bar.value = page.progress.fraction; say(left, page.progress.words) }
+    numbersFold.hidden = !page.table.rows
+    numbersBox.replaceChildren(...(page.table.rows ? [tableOf(page.table)] : []))
+  }
+
+  function paint() {
+    if (!s.shown) return
+    canvas.width = s.bitmap.width; canvas.height = s.bitmap.height
+    canvas.style.width = s.shown.css[0] + 'px'
+    canvas.getContext('2d').drawImage(s.bitmap, 0, 0)
+    canvas.dataset.seq = s.shown.seq
+  }
+
+  el.append(root)
+  on('change:spec', () => { showSpec(); showPage() })
+  on('change:page', showPage)
+  on('change:frame', () => receive(model, root))
+  s.bitmap.addEventListener('drawn', paint)
+  stops.push(() => s.bitmap.removeEventListener('drawn', paint))
+  showSpec(); showPage(); paint(); receive(model, root)
+  watchPage(model, root, picture, stops)
+  return () => stops.forEach(stop => stop())
+}
+
+export default { initialize, render }
