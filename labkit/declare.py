@@ -13,11 +13,11 @@ import math
 import numbers
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Union
+from typing import Any
 
 from labkit.errors import LabError
 
-Value = Union[float, int, str, bool]
+Value = float | int | str | bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,16 +40,17 @@ class Range:
 
     def check(self, name: str, value: object, kind: type) -> float | int:
         """The value as a `kind` (float or int), exactly as given; LabError when it is none or outside."""
-        if isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(value):
+        number = _number(value)
+        if math.isnan(number):
             raise LabError(f"{name} = {value!r} is not a number: try {self._near(self.low, kind)}")
-        if kind is int and math.isfinite(value) and float(value) != int(value):
-            whole = max(self.low, min(self.high, math.floor(value)))
-            raise LabError(f"{name} = {show(value)} is not a whole number: try {show(whole)}")
-        if not self.low <= value <= self.high:
+        if kind is int and math.isfinite(number) and number != int(number):
+            whole = max(self.low, min(self.high, math.floor(number)))
+            raise LabError(f"{name} = {show(number)} is not a whole number: try {show(whole)}")
+        if not self.low <= number <= self.high:
             unit = f" {self.unit}" if self.unit else ""
             allowed = f"{show(self.low)} … {show(self.high)}{unit}"
-            raise LabError(f"{name} = {show(value)} is outside {allowed}: try {self._near(float(value), kind)}")
-        return int(value) if kind is int else float(value)
+            raise LabError(f"{name} = {show(number)} is outside {allowed}: try {self._near(number, kind)}")
+        return int(number) if kind is int else number
 
     def _near(self, value: float, kind: type) -> str:
         return f"{kind(max(self.low, min(self.high, value))):.17g}"  # a rounded bound could lie outside
@@ -58,7 +59,7 @@ class Range:
         """The values that a slider stops at; a number field reaches every other."""
         if self.log and kind is int:
             doublings = int(math.log2(self.high / self.low))
-            values = [self.low * 2**k for k in range(doublings + 1)]
+            values: list[float] = [self.low * 2**k for k in range(doublings + 1)]
         elif self.log:
             count = max(1, round(8 * math.log2(self.high / self.low)))
             values = [float(f"{self.low * (self.high / self.low) ** (k / count):.3g}") for k in range(count + 1)]
@@ -152,6 +153,16 @@ def checked(declared: Mapping[str, Parameter], values: Mapping[str, object]) -> 
     return {name: declared[name].check(value) for name, value in values.items()}
 
 
+def _number(value: object) -> float:
+    """The value as a float, NaN where it is no number."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
 def quantity(doc: str, unit: str = "") -> Any:
     """A field of a result, with what it means and its unit.
 
@@ -170,9 +181,9 @@ def show(value: object) -> str:
     >>> show(2.0), show(158.9123), show(0.000125), show(8388608)
     ('2', '158.9', '0.000125', '8388608')
     """
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    number = _number(value)
+    if math.isnan(number):
         return str(value)
-    number = float(value)
     if math.isfinite(number) and number == int(number) and abs(number) < 1e15:
         return str(int(number))
     return f"{number:.4g}"

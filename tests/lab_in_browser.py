@@ -41,7 +41,12 @@ def jupyter(folder: pathlib.Path) -> Iterator[str]:
         port = probe.getsockname()[1]
         probe.close()
         command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--ServerApp.root_dir={folder}"]
-        command += ["--ip=127.0.0.1", f"--port={port}", f"--IdentityProvider.token={token}", "--ServerApp.port_retries=0"]
+        command += [
+            "--ip=127.0.0.1",
+            f"--port={port}",
+            f"--IdentityProvider.token={token}",
+            "--ServerApp.port_retries=0",
+        ]
         command += ["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate", "--LabApp.news_url=None"]
         command += ["--LabApp.expose_app_in_browser=True"]
         homes = {"JUPYTER_CONFIG_DIR": home, "JUPYTER_DATA_DIR": home + "/data", "IPYTHONDIR": home + "/ipython"}
@@ -93,8 +98,16 @@ def notebook(path: pathlib.Path, *cells: str) -> pathlib.Path:
     return path
 
 
-def open_notebook(browser: Browser, address: str, name: str, *, width: int = 1024, height: int = 900, ratio: float = 1,
-                  dark: bool = False) -> Page:
+def open_notebook(
+    browser: Browser,
+    address: str,
+    name: str,
+    *,
+    width: int = 1024,
+    height: int = 900,
+    ratio: float = 1,
+    dark: bool = False,
+) -> Page:
     """A page with the notebook open and its kernel idle; `page.said` collects console errors and outside requests."""
     context = browser.new_context(viewport={"width": width, "height": height}, device_scale_factor=ratio)
     page = context.new_page()
@@ -102,10 +115,20 @@ def open_notebook(browser: Browser, address: str, name: str, *, width: int = 102
     page.said = said  # type: ignore[attr-defined]
     page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("request", lambda r: None if re.match(r"(https?|wss?)://127\.0\.0\.1|data:|blob:", r.url) else said.append(r.url))
+    page.on(
+        "request",
+        lambda r: None if re.match(r"(https?|wss?)://127\.0\.0\.1|data:|blob:", r.url) else said.append(r.url),
+    )
     page.goto(address.format(name))
     page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=90_000)
-    page.wait_for_selector('[data-status="idle"], .jp-Notebook-ExecutionIndicator[data-status="idle"]', timeout=90_000)
+    page.evaluate(
+        """async () => {
+        while (!window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel) await new Promise(r => setTimeout(r, 50))
+        const { sessionContext } = window.jupyterapp.shell.currentWidget
+        await sessionContext.ready
+        await sessionContext.session.kernel.info
+        await sessionContext.session.kernel.requestKernelInfo() }"""
+    )
     theme(page, dark)
     return page
 
@@ -123,7 +146,7 @@ def theme(page: Page, dark: bool) -> None:
 
 def run_all(page: Page) -> None:
     """Run every cell; returns at once."""
-    command(page, "notebook:run-all-cells")
+    page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells') }")
 
 
 def settled(page: Page, seconds: float = 90) -> None:

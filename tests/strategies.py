@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from labkit.declare import Choice, Parameter, Range, parameters
 
-NONSENSE = st.one_of(st.none(), st.text(max_size=5), st.just(math.nan), st.booleans(), st.just([]), st.complex_numbers())
+NONSENSE = st.one_of(
+    st.none(), st.text(max_size=5), st.just(math.nan), st.booleans(), st.just([]), st.complex_numbers()
+)
 
 
 def allowed(parameter: Parameter) -> st.SearchStrategy[Any]:

@@ -7,10 +7,11 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from labkit.labs._doctor import Installation as installation
 from labkit.labs._lab import Lab
 from labkit.labs._panel import check, errors
 
-__all__ = ["Lab", "all", "check", "errors", "roofline"]
+__all__ = ["Lab", "all", "check", "errors", "installation", "roofline"]
 
 _TOPICS = ("roofline",)
 

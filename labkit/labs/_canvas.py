@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -20,10 +21,27 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from PIL import Image
 
 from labkit.declare import show
+from labkit.device import Spread
 from labkit.labs._style import MARKS, Page
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 A = TypeVar("A", bound=Artist)
+
+
+@dataclasses.dataclass(frozen=True)
+class Dots:
+    """Medians and the bars that go with them."""
+
+    bars: Line2D
+    dots: Line2D
+
+    def put(self, x: Sequence[float], spreads: Sequence[Spread]) -> None:
+        """Move to these places."""
+        self.dots.set_data(x, [spread.median for spread in spreads])
+        self.bars.set_data(
+            [place for each in x for place in (each, each, math.nan)],
+            [end for spread in spreads for end in (spread.lower, spread.upper, math.nan)],
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +95,18 @@ class Canvas:
         """A line or dots that look as their role does in all labs."""
         (line,) = axes.plot([], [], label=label, **{**MARKS.get(role, {}), **style})
         return self.paint(line, colour or role)
+
+    def spread(self, axes: Axes, role: str = "measured", **style: Any) -> Dots:
+        """Measured dots, each with a bar from its lower to its upper quartile."""
+        bars = self.line(axes, "reference", colour=role, linewidth=1.6)
+        return Dots(bars, self.line(axes, role, **style))
+
+    def bar(self, axes: Axes, role: str, **style: Any) -> Line2D:
+        """A horizontal bar: `set_data([low, high], [row, row])`."""
+        striped = {"linestyle": (0, (0.5, 0.2)), "dash_capstyle": "butt"} if role == "wrong" else {}
+        return self.line(
+            axes, "reference", colour=role, **{"linewidth": 16, "solid_capstyle": "butt", **striped, **style}
+        )
 
     def text(self, axes: Axes, words: str = "", *, role: str = "text", size: float = 1.0, **style: Any) -> Text:
         """Words at a place in data coordinates; `size` in units of the page's text."""
@@ -132,7 +162,7 @@ class Canvas:
         em = page.font
         self.figure.subplots_adjust(
             left=5.4 * em / page.width,
-            right=1 - 1.6 * em / page.width,
+            right=1 - 2.2 * em / page.width,
             bottom=3.6 * em / self.height,
             top=1 - 1.2 * em / self.height,
         )

@@ -38,7 +38,7 @@ def running() -> tuple[str, int] | None:
         from IPython.core.getipython import get_ipython
     except ImportError:
         return None
-    shell: Any = get_ipython()  # type: ignore[no-untyped-call]
+    shell: Any = get_ipython()
     kernel = getattr(shell, "kernel", None)
     if kernel is None:
         return None

@@ -7,7 +7,8 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 
-from labkit.declare import Value, show
+from labkit.declare import show
+from labkit.device import Spread
 from labkit.labs._canvas import Canvas
 
 R = TypeVar("R")
@@ -75,6 +76,13 @@ def table(result: Any) -> dict[str, list[Any]]:
     """
     fields = [(field, getattr(result, field.name)) for field in dataclasses.fields(result)]
     series = [(field, list(value)) for field, value in fields if _is_series(value)]
+    items = [list(value) for _, value in fields if _is_series(value) and value and dataclasses.is_dataclass(value[0])]
+    if items:
+        names = [field for field in dataclasses.fields(items[0][0])]
+        return {
+            "columns": [_head(field) for field in names],
+            "rows": [[_cell(getattr(item, field.name)) for field in names] for item in items[0]],
+        }
     if series:
         length = max(len(values) for _, values in series)
         columns = [_head(field) for field, values in series if len(values) == length]
@@ -95,5 +103,9 @@ def _is_series(value: object) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
 
 
-def _cell(value: Value) -> str:
+def _cell(value: Any) -> str:
+    if isinstance(value, Spread):
+        return f"{show(value.median)} ({show(value.lower)} … {show(value.upper)})"
+    if dataclasses.is_dataclass(value):
+        return str(getattr(value, "name", getattr(value, "device", type(value).__name__)))
     return "yes" if value is True else "no" if value is False else show(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 import time
@@ -145,7 +146,8 @@ class Lab(Panel):
     @property
     def figure(self) -> Figure:
         """The picture, for styling (then `redraw`) and for `savefig`."""
-        return self._trial and self._canvas.figure
+        self._alive()
+        return self._canvas.figure
 
     @property
     def experiments(self) -> list[str]:
@@ -164,9 +166,12 @@ class Lab(Panel):
 
     @property
     def _trial(self) -> Trial:
+        self._alive()
+        return self._current
+
+    def _alive(self) -> None:
         if self._closed:
             raise LabError("this panel was replaced by running its cell again: use the new one")
-        return self._current
 
     @contextlib.contextmanager
     def _raising(self) -> Iterator[None]:
@@ -214,8 +219,9 @@ class Lab(Panel):
         run = self._run = Run(self._trial)
         run.trial.begin()
         try:
-            for run.trial.result in run:
-                yield run.trial.result
+            for result in run:
+                run.trial.result = result
+                yield result
             run.trial.finish()
         finally:
             self._run = None
@@ -247,7 +253,7 @@ class Lab(Panel):
             for result in run:
                 if time.monotonic() - posted > REFRESH:
                     posted = time.monotonic()
-                    self._on_main(lambda so_far=result: self._take(run, so_far))
+                    self._on_main(functools.partial(self._take, run, result))
         except BaseException as error:
             caught = error
             self._on_main(lambda: self._end(run, result, caught))

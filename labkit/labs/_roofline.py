@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from labkit import roofline
 from labkit.declare import show
+from labkit.device import Spread
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment
 
@@ -68,8 +70,258 @@ class Ceiling(Experiment[roofline.Ceiling]):
         return (
             f"At {show(result.intensity)} FLOP/byte, {show(result.bandwidth)} GB/s feed at most "
             f"{show(result.intensity * result.bandwidth)} GFLOP/s; the ceiling is {show(result.ceiling)}. "
-            f"The lower of the two is {show(result.attainable)}. The two meet at the ridge, {show(result.ridge)} FLOP/byte."
+            f"The lower of the two is {show(result.attainable)}. They meet at the ridge, {show(result.ridge)} FLOP/byte."
         )
 
 
-EXPERIMENTS = (Ceiling,)
+class Measured(Experiment[roofline.Sweep]):
+    """This machine's own roofs, and real matmuls under them."""
+
+    name = "machine"
+    title = "This machine, measured"
+    question = "The fastest microbatch: how many times the rate of b = 1?"
+    unit = "times"
+    note = (
+        "Line: modelled from the two measured roofs. Dots: measured rates, median and quartiles; their intensity is "
+        "modelled. Roofs are the best run, as STREAM quotes it. One step has more in it than its matmuls."
+    )
+    run = staticmethod(roofline.machine)
+    shown = (roofline.bound, roofline.place)
+
+    def layout(self, canvas: Canvas) -> None:
+        self.axes = canvas.axes("modelled intensity (FLOP/byte)", "rate (GFLOP/s)", log="xy", moving="xy")
+        canvas.frame(self.axes, x=(0.125, 512), y=(1, 2000))
+        canvas.ticks(self.axes, x=[0.125, 1, 8, 64, 512], y=[1, 10, 100, 1000])
+        self.roof = canvas.line(self.axes, "modelled")
+        marks = {"overhead-bound": "x", "memory-bound": "o", "compute-bound": "s"}
+        self.dots = {word: canvas.spread(self.axes, marker=mark, markersize=8) for word, mark in marks.items()}
+        self.words = {word: canvas.text(self.axes, ha="center", va="top") for word in marks}
+
+    def draw(self, canvas: Canvas, result: roofline.Sweep) -> None:
+        machine, rows = result.machine, result.rows
+        bandwidth, ceiling = machine.bandwidth, machine.ceiling
+        top = ceiling if math.isfinite(ceiling) else 64 * bandwidth
+        tens = [10.0**k for k in range(-3, 7) if bandwidth / 16 <= 10.0**k < top / 1.6]
+        canvas.frame(self.axes, y=(bandwidth / 16, top * 2))
+        canvas.ticks(self.axes, y=[*tens[-4:], float(f"{top:.3g}")])
+        x = [0.125, top / bandwidth, 512]
+        self.roof.set_data(x, [min(each * bandwidth, top) for each in x])
+        for word, dots in self.dots.items():
+            mine = [row for row in rows if row.bound == word]
+            dots.put([row.intensity for row in mine], [row.rates for row in mine])
+            self.words[word].set_text(word if mine else "")
+            if mine:
+                row = mine[len(mine) // 2]
+                self.words[word].set_position((row.intensity, row.rates.median / 1.7))
+
+    def answer(self, result: roofline.Sweep) -> float:
+        return max(row.rates.median for row in result.rows) / result.rows[0].rates.median
+
+    def headline(self, result: roofline.Sweep) -> str:
+        if not result.rows:
+            return "Measuring the roofs"
+        best = max(result.rows, key=lambda row: row.rates.median)
+        return f"b = 1: {show3(result.rows[0].rates.median)} GFLOP/s; b = {best.microbatch}: {show3(best.rates.median)}"
+
+    def describe(self, result: roofline.Sweep) -> str:
+        machine = result.machine
+        roofs = (
+            f"{machine.device}, {machine.threads} threads, {machine.dtype}: memory {_spread(machine.bandwidths)} GB/s"
+        )
+        if not result.rows:
+            return f"{roofs}. The compute roof is being measured."
+        words = [f"b = {row.microbatch} {row.bound}" for row in _turns(result.rows)]
+        left = f" Left out, one call would take too long: b = {result.left_out[0]} and more." if result.left_out else ""
+        return (
+            f"{roofs}, matmul {_spread(machine.ceilings)} GFLOP/s (median, quartiles). They meet at "
+            f"{show3(machine.ridge)} FLOP/byte. In words, from each b on: {', '.join(words)}.{left}"
+        )
+
+
+class Counting(Experiment[roofline.Counting]):
+    """Trap 1: what is one FLOP?"""
+
+    name = "counting"
+    title = "Trap: multiply-add"
+    question = "Count 2 FLOP a multiply-add, not 1: how many times the rate?"
+    unit = "times"
+    note = "Measured: one matmul on this machine. Both dots are the same run."
+    run = staticmethod(roofline.counting)
+
+    def layout(self, canvas: Canvas) -> None:
+        self.axes = canvas.axes("intensity (FLOP/byte)", "rate (GFLOP/s)", log="xy")
+        canvas.frame(self.axes, x=(0.125, 512), y=(0.5, 2000))
+        canvas.ticks(self.axes, x=[0.125, 1, 8, 64, 512], y=[1, 10, 100, 1000])
+        self.step = canvas.line(self.axes, "reference", colour="muted", linestyle=":")
+        self.dots = [canvas.line(self.axes, role, linestyle="none", markersize=10) for role in ("wrong", "right")]
+        self.words = [canvas.text(self.axes, va="center", ha=ha) for ha in ("left", "right")]
+
+    def draw(self, canvas: Canvas, result: roofline.Counting) -> None:
+        x, y = (result.intensity_one, result.intensity_two), (result.rate_one, result.rate_two)
+        self.step.set_data(x, y)
+        for at, count in enumerate((1, 2)):
+            self.dots[at].set_data([x[at]], [y[at]])
+            self.words[at].set_text(f"counted as {count}")
+            self.words[at].set_position((x[at] * (1.3, 1 / 1.3)[at], y[at]))
+
+    def answer(self, result: roofline.Counting) -> float:
+        return result.rate_two / result.rate_one
+
+    def headline(self, result: roofline.Counting) -> str:
+        return f"One run reads {show3(result.rate_one)} or {show3(result.rate_two)} GFLOP/s"
+
+    def describe(self, result: roofline.Counting) -> str:
+        return (
+            f"{result.multiply_adds:,} multiply-adds took {show3(1e6 * result.times.median)} µs. Counted as 1 FLOP each: "
+            f"{show3(result.rate_one)} GFLOP/s at {show3(result.intensity_one)} FLOP/byte; as 2, the makers' count: "
+            f"{show3(result.rate_two)} at {show3(result.intensity_two)}. Set a rate only against a peak of the same count."
+        )
+
+
+class SparsePeak(Experiment[roofline.SparsePeak]):
+    """Trap 2: which peak?"""
+
+    name = "sparse"
+    title = "Trap: sparse peak"
+    question = "What share of the dense peak is reached?"
+    unit = "%"
+    note = "Modelled: the makers' figures, nothing is run. Sources stand in labkit.roofline.ACCELERATORS."
+    run = staticmethod(roofline.sparse_peak)
+    aspect = 0.42
+
+    def layout(self, canvas: Canvas) -> None:
+        self.axes = canvas.axes("rate (TFLOP/s)", "", moving="x")
+        self.axes.set_yticks([2, 1, 0], labels=["achieved", "dense", "sparse"])
+        canvas.frame(self.axes, x=(0, 2000), y=(-0.6, 2.6))
+        self.bars = [canvas.bar(self.axes, role) for role in ("measured", "right", "wrong")]
+        self.words = [canvas.text(self.axes, va="center") for _ in self.bars]
+
+    def draw(self, canvas: Canvas, result: roofline.SparsePeak) -> None:
+        row = result.accelerator
+        sparse = row.sparse or 0
+        canvas.frame(self.axes, x=(0, sparse * 1.3))
+        canvas.ticks(self.axes, x=[0, row.dense, sparse])
+        shares = ("", f"{result.of_dense:.0%} of it", f"{result.of_sparse:.0%} of it")
+        for at, value in enumerate((result.achieved, row.dense, sparse)):
+            self.bars[at].set_data([0, value], [2 - at, 2 - at])
+            self.words[at].set_position((value + sparse / 60, 2 - at))
+            self.words[at].set_text(shares[at])
+
+    def answer(self, result: roofline.SparsePeak) -> float:
+        return 100 * result.of_dense
+
+    def headline(self, result: roofline.SparsePeak) -> str:
+        return f"{result.of_dense:.0%} of what dense weights can reach, or {result.of_sparse:.0%} of the other peak"
+
+    def describe(self, result: roofline.SparsePeak) -> str:
+        row = result.accelerator
+        return (
+            f"{show(result.achieved)} TFLOP/s on {row.name} is {result.of_dense:.0%} of its dense {row.dtype} peak, "
+            f"{show(row.dense)}, and {result.of_sparse:.0%} of the sparse one, {show(row.sparse)}, which holds only where "
+            f"two of every four weights are zero. Source: {row.source}, {row.date}."
+        )
+
+
+class Cache(Experiment[roofline.Cache]):
+    """Trap 3: whose bandwidth?"""
+
+    name = "cache"
+    title = "Trap: cache"
+    question = "The fastest working set: how many times memory's bandwidth?"
+    unit = "times"
+    note = "Measured: the triad a = b + 3c, median and quartiles, counted as STREAM counts it."
+    run = staticmethod(roofline.cache)
+
+    def layout(self, canvas: Canvas) -> None:
+        self.axes = canvas.axes("three arrays together (MiB)", "bandwidth (GB/s)", log="x")
+        canvas.frame(self.axes, x=(0.02, 400), y=(0, 100))
+        canvas.ticks(self.axes, x=[0.0625, 0.5, 4, 32, 256], y=[0, 100])
+        self.memory = canvas.line(self.axes, "modelled")
+        self.dots = canvas.spread(self.axes)
+        self.words = canvas.text(self.axes, "memory", ha="right", va="bottom")
+
+    def draw(self, canvas: Canvas, result: roofline.Cache) -> None:
+        top = 1.15 * max(point.bandwidths.upper for point in result.points)
+        canvas.frame(self.axes, y=(0, top))
+        canvas.ticks(self.axes, y=[0, float(f"{result.memory:.2g}"), float(f"{top / 1.15:.2g}")])
+        self.memory.set_data([0.02, 400], [result.memory] * 2)
+        self.words.set_position((380, result.memory + top / 60))
+        self.dots.put([p.size / 2**20 for p in result.points], [p.bandwidths for p in result.points])
+
+    def answer(self, result: roofline.Cache) -> float:
+        return result.ratio
+
+    def headline(self, result: roofline.Cache) -> str:
+        return f"A working set that stays in cache reads {show3(result.ratio)} times memory's bandwidth"
+
+    def describe(self, result: roofline.Cache) -> str:
+        best = max(result.points, key=lambda point: point.bandwidths.highest)
+        return (
+            f"{show3(result.points[-1].size / 2**20)} MiB come from memory at {show3(result.memory)} GB/s. "
+            f"{show3(best.size / 2**20)} MiB stay in a cache: {show3(result.fastest)} GB/s, {show3(result.ratio)} times as much. "
+            "A roof measured on small arrays is not the roof that large weights meet."
+        )
+
+
+class Precision(Experiment[roofline.Precision]):
+    """Trap 4: does the device have the type at all?"""
+
+    name = "precision"
+    title = "Trap: emulated type"
+    question = "bfloat16: how many times the rate of float32 here?"
+    unit = "times"
+    note = "Bars: measured, best run of the same square matmul. Lines: what half or twice the bytes would promise."
+    run = staticmethod(roofline.precision)
+    aspect = 0.5
+    names = ("float32", "float64", "bfloat16", "float16")
+
+    def layout(self, canvas: Canvas) -> None:
+        self.axes = canvas.axes("rate (GFLOP/s)", "", moving="x")
+        self.axes.set_yticks([3, 2, 1, 0], labels=self.names)
+        canvas.frame(self.axes, x=(0, 100), y=(-0.6, 3.6))
+        canvas.ticks(self.axes, x=[0, 100])
+        self.bars = {name: canvas.bar(self.axes, "measured") for name in self.names}
+        self.promised = canvas.line(self.axes, "reference", marker="|", markersize=26, linestyle="none")
+        self.words = {name: canvas.text(self.axes, va="center") for name in self.names}
+
+    def draw(self, canvas: Canvas, result: roofline.Precision) -> None:
+        high = max(max(row.rates.highest, row.promised) for row in result.rows)
+        canvas.frame(self.axes, x=(0, 1.3 * high))
+        canvas.ticks(self.axes, x=[0, float(f"{high / 2:.2g}"), float(f"{high:.2g}")])
+        rows = {row.dtype: row for row in result.rows}
+        places = {name: 3 - at for at, name in enumerate(self.names)}
+        self.promised.set_data([row.promised for row in rows.values()], [places[name] for name in rows])
+        for name, at in places.items():
+            rate = rows[name].rates.highest if name in rows else 0.0
+            self.bars[name].set_data([0, rate], [at, at])
+            self.words[name].set_position((rate + high / 60, at))
+            self.words[name].set_text("emulated" if name in rows and rows[name].emulated else "")
+
+    def answer(self, result: roofline.Precision) -> float:
+        return next(row.ratio for row in result.rows if row.dtype == "bfloat16")
+
+    def headline(self, result: roofline.Precision) -> str:
+        return ", ".join(f"{row.dtype} {show3(row.ratio)}×" for row in result.rows)
+
+    def describe(self, result: roofline.Precision) -> str:
+        rates = ", ".join(f"{row.dtype} {show3(row.rates.highest)}" for row in result.rows)
+        slow = [row.dtype for row in result.rows if row.emulated]
+        word = f" {' and '.join(slow)}: no instructions for it here, so it is emulated." if slow else ""
+        return f"A matmul of {result.size} × {result.size}, in GFLOP/s: {rates}.{word}"
+
+
+def show3(value: float) -> str:
+    """Three digits: no measured figure here has more."""
+    return show(float(f"{value:.3g}"))
+
+
+def _spread(spread: Spread) -> str:
+    return f"{show3(spread.median)} ({show3(spread.lower)} … {show3(spread.upper)})"
+
+
+def _turns(rows: Sequence[roofline.Row]) -> list[roofline.Row]:
+    """The rows at which the word changes."""
+    return [row for at, row in enumerate(rows) if not at or row.bound != rows[at - 1].bound]
+
+
+EXPERIMENTS = (Ceiling, Measured, Counting, SparsePeak, Cache, Precision)

@@ -59,8 +59,10 @@ DARK = Page(text="#e0e0e0", background="#111111")
 
 def mix(over: str, under: str, share: float) -> str:
     """`share` parts of one colour over the rest of another."""
-    a, b = colors.to_rgb(over), colors.to_rgb(under)
-    return colors.to_hex([share * x + (1 - share) * y for x, y in zip(a, b, strict=True)])
+    red, green, blue = (
+        share * a + (1 - share) * b for a, b in zip(colors.to_rgb(over), colors.to_rgb(under), strict=True)
+    )
+    return colors.to_hex((red, green, blue))
 
 
 def _luminance(colour: str) -> float:

@@ -19,7 +19,7 @@ class Trial:
     >>> trial = Trial(Ceiling())
     >>> trial.set({"intensity": 2, "bandwidth": 80})
     >>> trial.predict(150)
-    >>> for trial.result in trial.outcomes(): pass
+    >>> (trial.result,) = trial.outcomes()
     >>> trial.finish(); trial.score
     0.0625
     """

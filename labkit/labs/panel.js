@@ -177,12 +177,12 @@ function render({ model, el }) {
   const working = h('p', { class: 'lk-progress', hidden: true }, bar, left,
     button('Stop', () => model.send({ type: 'commands', commands: [{ type: 'stop' }] }), 'lk-primary'),
     h('small', {}, 'waits for a running cell'))
-  const picture = h('div', { class: 'lk-picture' }, headline, canvas, score, sentence, alert, working, note)
+  const picture = h('div', { class: 'lk-picture' }, headline, score, canvas, sentence, working, note)
   const controls = h('div', { class: 'lk-controls' })
   const code = h('code'), numbersBox = h('div', { class: 'lk-table' })
   const copy = button('Copy', () => navigator.clipboard.writeText([...numbersBox.querySelectorAll('tr')].map(tr => [...tr.children].map(c => c.textContent).join('\t')).join('\n')))
   const numbersFold = h('details', {}, h('summary', {}, 'The numbers as a table'), numbersBox, copy)
-  const root = h('div', { class: 'lk', role: 'group', onkeydown: keep }, tabs, top, h('div', { class: 'lk-body' }, controls, picture),
+  const root = h('div', { class: 'lk', role: 'group', onkeydown: keep }, tabs, top, alert, h('div', { class: 'lk-body' }, controls, picture),
     h('details', {}, h('summary', {}, 'The code that runs'), h('pre', { tabindex: 0, 'aria-label': 'the code that runs' }, code)), numbersFold)
 
   // JupyterLab's own shortcuts eat arrows and letters; running the cell and the browser's own keys still work.

@@ -77,7 +77,7 @@ def test_a_move_keeps_the_background_even_when_limits_move(monkeypatch: pytest.M
 
 
 def test_ordinary_styling_is_drawn() -> None:
-    canvas, experiment = made()
+    canvas, _ = made()
     held = put_together(None, canvas)
     canvas.figure.axes[0].set_title("of a teacher")
     styled = put_together(held.copy(), canvas)

@@ -301,7 +301,14 @@ def test_a_closed_lab_says_what_happened(lab: Lab) -> None:
     figure = lab.figure
     lab.close()
     lab.close()
-    for use in (lab.step, lab.redraw, lambda: lab.text, lambda: lab.figure, lambda: lab.values, lambda: lab.set(rows=3)):
+    for use in (
+        lab.step,
+        lab.redraw,
+        lambda: lab.text,
+        lambda: lab.figure,
+        lambda: lab.values,
+        lambda: lab.set(rows=3),
+    ):
         with pytest.raises(labkit.LabError, match="replaced by running its cell again"):
             use()
     assert figure.axes == []

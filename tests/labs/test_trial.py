@@ -15,8 +15,7 @@ from tests.made import Broken, Long, Quick
 
 def run(trial: Trial) -> Trial:
     trial.begin()
-    for trial.result in trial.outcomes():
-        pass
+    *_, trial.result = trial.outcomes()
     trial.finish()
     return trial
 
@@ -79,7 +78,7 @@ def test_a_refused_value_changes_nothing_and_is_remembered() -> None:
 @given(st.one_of(st.none(), st.text(alphabet="xyz"), st.just(math.nan), st.just(math.inf), st.booleans(), st.just([])))
 def test_a_prediction_that_is_no_number_is_refused(number: object) -> None:
     trial = Trial(Quick())
-    with pytest.raises(LabError, match="the prediction .* type one"):
+    with pytest.raises(LabError, match=r"the prediction .* type one"):
         trial.predict(number)
     assert trial.prediction is None
 
