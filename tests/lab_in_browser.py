@@ -59,7 +59,7 @@ def jupyter(folder: pathlib.Path) -> Iterator[str]:
         )
         try:
             _wait_for(f"http://127.0.0.1:{port}/api?token={token}", server)
-            yield f"http://127.0.0.1:{port}/lab/tree/{{}}?token={token}"
+            yield f"http://127.0.0.1:{port}/lab/tree/{{}}?reset&token={token}"
         finally:
             os.killpg(server.pid, signal.SIGTERM)  # its kernels are in the same group
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -156,4 +156,5 @@ def settled(page: Page, seconds: float = 90) -> None:
         return all.length && all.every(c => c.dataset.seq) }""",
         timeout=seconds * 1000,
     )
-    page.wait_for_selector('.jp-Notebook-ExecutionIndicator[data-status="idle"]', timeout=seconds * 1000)
+    idle = '.jp-Notebook-ExecutionIndicator[data-status="idle"]'
+    page.wait_for_selector(idle, timeout=seconds * 1000, state="attached")

@@ -91,7 +91,7 @@ function control(spec, id, change) {
     exact.setAttribute('aria-invalid', rejected !== undefined)
     if (rejected === undefined) exact.value = digits(value)
   }
-  return { node: row(h('span', { class: 'lk-value' }, label, exact, h('span', { class: 'lk-unit' }, spec.unit)), range), update }
+  return { node: row(h('span', { class: 'lk-value' }, label, h('span', { class: 'lk-exact' }, exact, h('span', { class: 'lk-unit' }, spec.unit))), range), update }
 }
 
 function tableOf(table) {
@@ -242,6 +242,7 @@ function render({ model, el }) {
   on('change:spec', () => { showSpec(); showPage() })
   on('change:page', showPage)
   on('change:frame', () => receive(model, root))
+  on('comm_live_update', () => { root.classList.add('lk-gone'); say(alert, 'The kernel behind this panel is gone: run this cell again.') })
   s.bitmap.addEventListener('drawn', paint)
   stops.push(() => s.bitmap.removeEventListener('drawn', paint))
   showSpec(); showPage(); paint(); receive(model, root)
