@@ -11,9 +11,9 @@ from labkit.labs._doctor import Installation as installation
 from labkit.labs._lab import Lab
 from labkit.labs._panel import check, errors
 
-__all__ = ["Lab", "all", "check", "errors", "installation", "roofline"]
+__all__ = ["Lab", "accumulation", "all", "check", "errors", "installation", "roofline"]
 
-_TOPICS = ("roofline",)
+_TOPICS = ("roofline", "accumulation")
 
 
 def roofline(experiment: str = "", **values: Any) -> Lab:
@@ -25,6 +25,15 @@ def roofline(experiment: str = "", **values: Any) -> Lab:
     With the name of an experiment the panel shows that one alone; values set its controls.
     """
     return _topic("roofline", experiment, values)
+
+
+def accumulation(experiment: str = "", **values: Any) -> Lab:
+    """Mean or token sum: the weight of each token, layers, trainings, and what breaks an equivalence.
+
+    >>> accumulation("by_hand").experiments
+    ['by_hand']
+    """
+    return _topic("accumulation", experiment, values)
 
 
 def all() -> dict[str, Callable[..., Lab]]:

@@ -113,9 +113,13 @@ class Canvas:
         return self.paint(axes.text(0, 0, words, **style), role, size)
 
     def paint(self, artist: A, role: str, size: float = 1.0) -> A:
-        """Give an artist the colour of its role (words their size too), now and on every later page, and let it move."""
+        """Give an artist the colour of its role (words their size too), now and on every page, and let it move."""
         self._roles.append((artist, role, size))
         self._colour(artist, role, size)
+        return self.move(artist)
+
+    def move(self, artist: A) -> A:
+        """Let an artist move that has colours of its own."""
         artist.set_animated(True)
         self._moving.append(artist)
         return artist

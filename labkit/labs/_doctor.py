@@ -27,11 +27,14 @@ class Installation(anywidget.AnyWidget):
     _esm = """
     const cell = (tag, words) => Object.assign(document.createElement(tag), { textContent: words })
     function render({ model, el }) {
-      const table = document.createElement('table'), line = (...cells) => { const tr = table.insertRow(); tr.append(...cells); return tr }
-      for (const [what, found] of model.get('rows')) line(cell('th', what), cell('td', found))
-      const answer = cell('td', 'waiting for the kernel …'), asked = performance.now()
-      line(cell('th', 'page and kernel'), answer).querySelector('td').setAttribute('role', 'status')
-      const heard = () => { answer.textContent = `hear each other: ${Math.round(performance.now() - asked)} ms there and back` }
+      const table = document.createElement('table'), asked = performance.now()
+      const line = (what, answer) => table.insertRow().append(cell('th', what), answer)
+      for (const [what, found] of model.get('rows')) line(what, cell('td', found))
+      const answer = cell('td', 'waiting for the kernel …')
+      answer.setAttribute('role', 'status')
+      line('page and kernel', answer)
+      const took = () => Math.round(performance.now() - asked)
+      const heard = () => { answer.textContent = `hear each other: ${took()} ms there and back` }
       model.on('msg:custom', heard)
       for (const th of table.querySelectorAll('th')) { th.scope = 'row'; th.style.textAlign = 'left' }
       el.append(table)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 
 from labkit.declare import show
@@ -61,37 +61,44 @@ class Experiment(Generic[R]):
         """What the picture shows, with its numbers, for someone who does not see it."""
         raise NotImplementedError
 
+    def tables(self, result: R) -> list[dict[str, Any]]:
+        """The result's numbers, for those who want to copy them."""
+        return tables(result)
+
     def source(self) -> str:
         """The source of the function that ran, and of what it calls to get its numbers."""
         return "\n\n".join(inspect.getsource(inspect.unwrap(f)).rstrip() for f in (*self.shown, self.run))
 
 
-def table(result: Any) -> dict[str, list[Any]]:
-    """A result as a table: one row for each number, or columns where the result holds series.
+def tables(result: Any) -> list[dict[str, Any]]:
+    """A result as tables: its numbers a row each; then its series as columns; then its lists of records.
 
     >>> from labkit.declare import quantity
     >>> Speed = dataclasses.make_dataclass("Speed", [("rate", float, quantity("what was reached", "GFLOP/s"))])
-    >>> table(Speed(160.0))
-    {'columns': ['', 'value', 'unit', 'meaning'], 'rows': [['rate', '160', 'GFLOP/s', 'what was reached']]}
+    >>> tables(Speed(160.0))
+    [{'columns': ['', 'value', 'unit', 'meaning'], 'rows': [['rate', '160', 'GFLOP/s', 'what was reached']]}]
     """
     fields = [(field, getattr(result, field.name)) for field in dataclasses.fields(result)]
-    series = [(field, list(value)) for field, value in fields if _is_series(value)]
-    items = [list(value) for _, value in fields if _is_series(value) and value and dataclasses.is_dataclass(value[0])]
-    if items:
-        names = [field for field in dataclasses.fields(items[0][0])]
-        return {
-            "columns": [_head(field) for field in names],
-            "rows": [[_cell(getattr(item, field.name)) for field in names] for item in items[0]],
-        }
-    if series:
-        length = max(len(values) for _, values in series)
-        columns = [_head(field) for field, values in series if len(values) == length]
-        rows = zip(*(values for _, values in series if len(values) == length), strict=True)
-        return {"columns": columns, "rows": [[_cell(value) for value in row] for row in rows]}
-    rows_of = [
-        [f.name.replace("_", " "), _cell(v), f.metadata.get("unit", ""), f.metadata.get("doc", "")] for f, v in fields
+    single = [
+        [field.name.replace("_", " "), _cell(value), field.metadata.get("unit", ""), field.metadata.get("doc", "")]
+        for field, value in fields
+        if not _is_series(value)
     ]
-    return {"columns": ["", "value", "unit", "meaning"], "rows": rows_of}
+    series = [(field, list(value)) for field, value in fields if _is_series(value) and len(value)]
+    records = [values for _, values in series if dataclasses.is_dataclass(values[0])]
+    plain = [(field, values) for field, values in series if not _is_series(values[0]) and values not in records]
+    found = [{"columns": ["", "value", "unit", "meaning"], "rows": single}] if single else []
+    for length in sorted({len(values) for _, values in plain}):
+        columns = [(field, values) for field, values in plain if len(values) == length]
+        rows = zip(*(values for _, values in columns), strict=True)
+        found.append({"columns": [_head(f) for f, _ in columns], "rows": [list(map(_cell, row)) for row in rows]})
+    return found + [_records(values) for values in records]
+
+
+def _records(items: list[Any]) -> dict[str, Any]:
+    names = dataclasses.fields(items[0])
+    rows = [[_cell(getattr(item, field.name)) for field in names] for item in items]
+    return {"columns": [_head(field) for field in names], "rows": rows}
 
 
 def _head(field: dataclasses.Field[Any]) -> str:
@@ -99,13 +106,17 @@ def _head(field: dataclasses.Field[Any]) -> str:
     return field.name.replace("_", " ") + (f" ({unit})" if unit else "")
 
 
-def _is_series(value: object) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
+def _is_series(value: Any) -> bool:
+    """Something with items in order; a tensor without dimensions is a number."""
+    return isinstance(value, (tuple, list)) or getattr(value, "ndim", 0) > 0
 
 
 def _cell(value: Any) -> str:
     if isinstance(value, Spread):
         return f"{show(value.median)} ({show(value.lower)} … {show(value.upper)})"
+    if isinstance(value, Mapping):
+        return ", ".join(map(str, value))
     if dataclasses.is_dataclass(value):
-        return str(getattr(value, "name", getattr(value, "device", type(value).__name__)))
+        return str(getattr(value, "name", getattr(value, "device", value)))
+    value = value.item() if hasattr(value, "item") else value
     return "yes" if value is True else "no" if value is False else show(value)

@@ -70,7 +70,7 @@ class Ceiling(Experiment[roofline.Ceiling]):
         return (
             f"At {show(result.intensity)} FLOP/byte, {show(result.bandwidth)} GB/s feed at most "
             f"{show(result.intensity * result.bandwidth)} GFLOP/s; the ceiling is {show(result.ceiling)}. "
-            f"The lower of the two is {show(result.attainable)}. They meet at the ridge, {show(result.ridge)} FLOP/byte."
+            f"The lower one is {show(result.attainable)}. They meet at the ridge, {show(result.ridge)} FLOP/byte."
         )
 
 
@@ -172,9 +172,9 @@ class Counting(Experiment[roofline.Counting]):
 
     def describe(self, result: roofline.Counting) -> str:
         return (
-            f"{result.multiply_adds:,} multiply-adds took {show3(1e6 * result.times.median)} µs. Counted as 1 FLOP each: "
+            f"{result.multiply_adds:,} multiply-adds took {show3(1e6 * result.times.median)} µs. As 1 FLOP each: "
             f"{show3(result.rate_one)} GFLOP/s at {show3(result.intensity_one)} FLOP/byte; as 2, the makers' count: "
-            f"{show3(result.rate_two)} at {show3(result.intensity_two)}. Set a rate only against a peak of the same count."
+            f"{show3(result.rate_two)} at {show3(result.intensity_two)}. A rate needs a peak of the same count."
         )
 
 
@@ -217,7 +217,7 @@ class SparsePeak(Experiment[roofline.SparsePeak]):
         row = result.accelerator
         return (
             f"{show(result.achieved)} TFLOP/s on {row.name} is {result.of_dense:.0%} of its dense {row.dtype} peak, "
-            f"{show(row.dense)}, and {result.of_sparse:.0%} of the sparse one, {show(row.sparse)}, which holds only where "
+            f"{show(row.dense)}, and {result.of_sparse:.0%} of the sparse one, {show(row.sparse)}, which holds only if "
             f"two of every four weights are zero. Source: {row.source}, {row.date}."
         )
 
@@ -257,8 +257,8 @@ class Cache(Experiment[roofline.Cache]):
     def describe(self, result: roofline.Cache) -> str:
         best = max(result.points, key=lambda point: point.bandwidths.highest)
         return (
-            f"{show3(result.points[-1].size / 2**20)} MiB come from memory at {show3(result.memory)} GB/s. "
-            f"{show3(best.size / 2**20)} MiB stay in a cache: {show3(result.fastest)} GB/s, {show3(result.ratio)} times as much. "
+            f"{show3(result.points[-1].size / 2**20)} MiB come from memory at {show3(result.memory)} GB/s, "
+            f"{show3(best.size / 2**20)} MiB from a cache: {show3(result.fastest)}, {show3(result.ratio)} times that. "
             "A roof measured on small arrays is not the roof that large weights meet."
         )
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from labkit.declare import Value, checked, parameters, show
+from labkit.device import quota_threads
 from labkit.errors import LabError
 from labkit.labs._experiment import Experiment
 
@@ -90,12 +91,17 @@ class Trial:
         self.complete, self.error = False, ""
 
     def outcomes(self) -> Iterator[Any]:
-        """Run: the result, or each result so far where the run is long."""
-        outcome = self.experiment.run(**self.values)
-        if self.long:
-            yield from outcome
-        else:
-            yield outcome
+        """Run: the result, or each result so far where the run is long.
+
+        On one torch thread: beside a busy program two threads wait for each other ten times as long as a tiny model
+        computes. What measures the machine sets its own.
+        """
+        with quota_threads(1):
+            outcome = self.experiment.run(**self.values)
+            if self.long:
+                yield from outcome
+            else:
+                yield outcome
 
     def finish(self) -> None:
         """The run ended: its result stands."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from labkit.declare import Choice, Parameter, Range, show
-from labkit.labs._experiment import table
 from labkit.labs._trial import Trial
 
 
@@ -38,7 +37,7 @@ def page(trial: Trial) -> dict[str, Any]:
         "sentence": experiment.describe(trial.result) if known else hidden(trial),
         "score": trial.verdict,
         "error": trial.error,
-        "table": table(trial.result) if known else {},
+        "tables": experiment.tables(trial.result) if known else [],
     }
 
 

@@ -226,8 +226,8 @@ function render({ model, el }) {
     root.classList.toggle('lk-wrong', page.error !== '')
     working.hidden = !page.progress
     if (page.progress) { bar.value = page.progress.fraction; say(left, page.progress.words) }
-    numbersFold.hidden = !page.table.rows
-    numbersBox.replaceChildren(...(page.table.rows ? [tableOf(page.table)] : []))
+    numbersFold.hidden = !page.tables.length
+    numbersBox.replaceChildren(...page.tables.map(tableOf))
   }
 
   function paint() {

@@ -65,7 +65,7 @@ def test_nothing_tells_the_answer_before_step(lab: Lab) -> None:
     lab.step()
     lab.set(rows=77)
     hidden, pixels = state(lab), lab._canvas.draw().copy()
-    assert "4928" not in hidden and lab.page["table"] == {} and lab.result is None
+    assert "4928" not in hidden and lab.page["tables"] == [] and lab.result is None
     lab._trial.experiment.run = lambda **values: type(lab._trial.experiment).run(**{**values, "twice": True})
     lab.redraw()
     assert state(lab) == hidden and np.array_equal(lab._canvas.draw(), pixels)
@@ -347,7 +347,7 @@ def test_any_sequence_of_moves_leaves_a_state_that_holds_together(moves: list[tu
         except labkit.LabError as error:
             assert lab.page["error"] == str(error) != ""
         assert lab.page["values"] == lab.values and set(lab.values) == set(parameters(Quick.run))
-        assert (lab.page["table"] == {}) == (lab.result is None)
+        assert (lab.page["tables"] == []) == (lab.result is None)
         assert lab.score is None or (lab.result is not None and lab.prediction is not None)
         if lab.result is not None and not lab.error:
             assert lab.result == Quick.run(**lab.values)

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import labkit
-from labkit.declare import Range, parameters
+from labkit.declare import Choice, Range, parameters
 from labkit.labs import Lab, _cells
 from labkit.labs._roofline import EXPERIMENTS, Ceiling
 from labkit.labs._style import Page
@@ -50,12 +50,16 @@ def test_the_source_on_the_page_is_the_function_that_runs() -> None:
 
 
 def extremes(run: Any) -> list[dict[str, Any]]:
-    """Every combination of the ends of every control."""
-    ends = {}
-    for name, parameter in parameters(run).items():
-        rule = parameter.rule
-        ends[name] = (rule.low, rule.high) if isinstance(rule, Range) else getattr(rule, "options", (False, True))
-    return [dict(zip(ends, values, strict=True)) for values in itertools.product(*ends.values())]
+    """Every combination of the ends of every number and switch, and through them every choice in turn."""
+    declared = parameters(run)
+    choices = {name: itertools.cycle(p.rule.options) for name, p in declared.items() if isinstance(p.rule, Choice)}
+    ends = {
+        name: (p.rule.low, p.rule.high) if isinstance(p.rule, Range) else (False, True)
+        for name, p in declared.items()
+        if name not in choices
+    }
+    corners = [dict(zip(ends, values, strict=True)) for values in itertools.product(*ends.values())]
+    return [{**corner, **{name: next(each) for name, each in choices.items()}} for corner in corners]
 
 
 QUICK = ("ceiling", "counting", "sparse")
@@ -71,7 +75,7 @@ def test_every_extreme_is_drawn_or_refused_in_one_sentence(name: str) -> None:
         except labkit.LabError as error:
             assert "try" in str(error) and lab.page["error"] == str(error)
         else:
-            assert lab.text and lab.page["headline"] and lab.page["table"]["rows"]
+            assert lab.text and lab.page["headline"] and lab.page["tables"]
 
 
 @pytest.mark.parametrize("name", [kind.name for kind in EXPERIMENTS if kind.name not in QUICK])
@@ -81,7 +85,7 @@ def test_long_experiments_run_at_their_smallest_and_can_be_predicted(name: str) 
     lab.predict(2)
     lab.step()
     assert lab.result.progress == 1 and lab.score is not None
-    assert lab.text and lab.page["headline"] and lab.page["table"]["rows"]
+    assert lab.text and lab.page["headline"] and lab.page["tables"]
 
 
 def test_a_remedy_of_the_sparse_trap_is_true() -> None:

@@ -1,0 +1,391 @@
+"""Mean or token sum: what a way to accumulate does to the gradient that ran."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from labkit import accumulation, equivalence, rules, training
+from labkit.accumulation import Comparison
+from labkit.declare import show
+from labkit.equivalence import ByHand, Conditions, Empty
+from labkit.labs._canvas import Canvas
+from labkit.labs._experiment import Experiment
+from labkit.labs._map import WeightMap
+from labkit.training import Trainings
+
+ROWS, COLUMNS = 32, 32
+
+
+def three(value: float) -> str:
+    """A number with three digits."""
+    return show(float(f"{value:.3g}"))
+
+
+def percent(value: float) -> str:
+    """A share in per cent, with its few digits."""
+    return f"{three(100 * value)} %"
+
+
+def judged(result: Comparison) -> str:
+    """Right within rounding, or by how much it is off."""
+    if result.equal:
+        return (
+            f"equal to the full batch: {result.relative_error:.1g} off, rounding explains {result.tolerance.value:.1g}"
+        )
+    return f"{percent(result.relative_error)} off the full batch's gradient"
+
+
+class Weights(Experiment[Comparison]):
+    """The weight that every token really received."""
+
+    name = "weights"
+    title = "The weight of each token"
+    question = "The heaviest token: how many times its right weight?"
+    unit = "times"
+    note = (
+        "Measured: fitted by least squares from the gradient that this loop left. Colour and number: weight × N, "
+        "1 is right. Bars: what the rule's algebra predicts. Blank: no target there. Cross: weight 0."
+    )
+    run = staticmethod(accumulation.weights)
+    aspect = 0.62
+
+    def source(self) -> str:
+        """The loops of all rules, then what compares them."""
+        shown: list[Any] = [rules.rule(word).loop for word in accumulation.WINDOW]
+        shown += [accumulation.compare, accumulation.weights]
+        return "\n\n".join(inspect.getsource(function).rstrip() for function in shown)
+
+    def layout(self, canvas: Canvas) -> None:
+        grid = canvas.figure.add_gridspec(1, 2, width_ratios=(5, 2), wspace=0.22)
+        self.axes = canvas.axes("position in the sequence", "sequence", position=grid[0], moving="xy")
+        canvas.frame(self.axes, x=(0, COLUMNS), y=(8, 0))
+        canvas.ticks(self.axes, x=[0, 16, 32])
+        self.map = WeightMap(canvas, self.axes, ROWS, COLUMNS)
+        self.cuts = canvas.line(self.axes, "reference", linewidth=1.5)
+        self.side = canvas.axes("weight × N", "", position=grid[1], log="x", moving="xy")
+        self.side.yaxis.set_visible(False)
+        self.one = canvas.line(self.side, "reference")
+        self.predicted = canvas.line(
+            self.side, "modelled", marker="|", markersize=13, markeredgewidth=3, linestyle="none"
+        )
+        self.fitted = canvas.line(self.side, "measured")
+
+    def draw(self, canvas: Canvas, result: Comparison) -> None:
+        fitted, predicted = result.sequence_weights, result.predicted
+        B, places = len(fitted), [at + 0.5 for at in range(len(fitted))]
+        self.map.draw(result.map, fitted.tolist())
+        canvas.ticks(self.axes, y=sorted({0, B // 2, B}))
+        edges = [at for at in range(1, B) if result.microbatch[at] != result.microbatch[at - 1]]
+        self.cuts.set_data([x for _ in edges for x in (0, COLUMNS, math.nan)], [y for y in edges for _ in range(3)])
+        both = [w for w in (*fitted.tolist(), *predicted.tolist(), 1.0) if w > 0]
+        low, high = min(both) / 1.6, max(both) * 1.6
+        canvas.frame(self.side, x=(low, high), y=(B, 0))
+        ends = [float(f"{end:.2g}") for end in (min(both), max(both)) if abs(math.log2(end)) > 0.7]
+        canvas.ticks(self.side, x=sorted({1.0, *ends}))
+        self.one.set_data([1, 1], [0, B])
+        self.predicted.set_data(predicted.tolist(), places)
+        self.fitted.set_data(fitted.tolist(), places)
+
+    def answer(self, result: Comparison) -> float:
+        return float(result.sequence_weights.nan_to_num(0).max())
+
+    def headline(self, result: Comparison) -> str:
+        return f"{result.rule}: {judged(result)}"
+
+    def describe(self, result: Comparison) -> str:
+        rule = rules.rule(result.rule)
+        counts = torch.zeros(int(result.microbatch[-1]) + 1).index_add(0, result.microbatch, result.counts.float())
+        pairs = [f"{int(n)} tokens {three(w)}" for n, w in zip(counts, result.token_weights.tolist(), strict=True)]
+        fix = "" if rule.right else f" The fix: {rule.fix}."
+        return (
+            f"Weight × N of a token in each microbatch, by its valid tokens: {', '.join(pairs)}. "
+            f"What it looks like: {rule.looks_like}.{fix}"
+        )
+
+
+class Layers(Experiment[Comparison]):
+    """The same fault, layer by layer, and the number that hides it."""
+
+    name = "layers"
+    title = "The gradient of each layer"
+    question = "How large is the relative error of the whole gradient?"
+    unit = "%"
+    note = (
+        "Measured. A projection of 1 means: as long along the right direction as it should be. It is blind to all that "
+        "stands across that direction."
+    )
+    run = staticmethod(accumulation.layers)
+
+    def layout(self, canvas: Canvas) -> None:
+        self.axes = canvas.axes("norm of the layer's gradient", "", log="x", moving="xy")
+        self.right = canvas.line(self.axes, "right", markersize=9, linestyle="none")
+        self.wrong = canvas.line(self.axes, "wrong", markersize=9, linestyle="none")
+        self.words = [canvas.text(self.axes, va="center", ha="left") for _ in range(8)]
+        canvas.frame(self.axes, x=(0.01, 1), y=(6.5, -0.5))
+        self.axes.set_yticks([])
+
+    def draw(self, canvas: Canvas, result: Comparison) -> None:
+        layers = list(result.per_layer.values())
+        right, wrong = [each.right_norm for each in layers], [each.norm for each in layers]
+        known = [norm for norm in (*right, *wrong) if norm > 0 and math.isfinite(norm)]
+        low, high = min(known) / 2, max(known) * 5
+        canvas.frame(self.axes, x=(low, high), y=(len(layers) - 0.5, -0.5))
+        canvas.ticks(self.axes, x=[2.0**k for k in range(-20, 20) if low < 2.0**k < high][-4:])
+        self.right.set_data(right, range(len(layers)))
+        self.wrong.set_data(wrong, range(len(layers)))
+        for at, (name, each) in enumerate(result.per_layer.items()):
+            self.words[at].set_text(f"{name.split('.')[-1]}: {percent(each.relative_error)} off")
+            self.words[at].set_position((max(right[at], wrong[at]) * 1.25, at))
+
+    def tables(self, result: Comparison) -> list[dict[str, Any]]:
+        fields = ("right_norm", "norm", "norm_ratio", "cosine", "projection", "relative_error")
+        rows = [[name, *(three(getattr(each, f)) for f in fields)] for name, each in result.per_layer.items()]
+        return [{"columns": ["layer", *(f.replace("_", " ") for f in fields)], "rows": rows}]
+
+    def answer(self, result: Comparison) -> float:
+        return 100 * result.relative_error
+
+    def headline(self, result: Comparison) -> str:
+        return f"Projection {result.projection:.2f}, and yet {percent(result.relative_error)} off"
+
+    def describe(self, result: Comparison) -> str:
+        return (
+            f"{result.rule}: norm ratio {three(result.norm_ratio)}, cosine {three(result.cosine)}, projection "
+            f"{result.projection:.2f}, relative error {percent(result.relative_error)}. Dots: the full batch; "
+            f"crosses: this one. Rounding alone explains {result.tolerance.value:.1g}."
+        )
+
+
+class Training(Experiment[Trainings]):
+    """Two trainings that differ in nothing else."""
+
+    name = "trainings"
+    title = "Two trainings"
+    question = "After the last update: how much higher is the rule's loss?"
+    unit = "nat per token"
+    note = (
+        "Measured: held-out loss per token. Thin: every seed. Thick: their mean. Same text, same weights at the start."
+    )
+    run = staticmethod(training.trainings)
+    shown = (training.training,)
+
+    def layout(self, canvas: Canvas) -> None:
+        self.axes = canvas.axes("optimizer steps", "held-out loss (nat per token)", moving="xy")
+        canvas.frame(self.axes, x=(0, 200), y=(2, 6))
+        self.thin = [canvas.line(self.axes, "reference", colour=role, linewidth=0.8) for role in ("right", "wrong")]
+        self.thick = [canvas.line(self.axes, role, marker="", linewidth=2.5) for role in ("right", "wrong")]
+        self.words = [canvas.text(self.axes, ha="right", va=va) for va in ("top", "bottom")]
+
+    def draw(self, canvas: Canvas, result: Trainings) -> None:
+        updates, gap = result.updates.tolist(), [math.nan]
+        known = torch.stack([result.right, result.wrong])
+        finite = known[known.isfinite()]
+        low, high = float(finite.min()), float(finite.max())
+        pad = 0.1 * (high - low) + 0.01
+        canvas.frame(self.axes, x=(0, updates[-1]), y=(low - pad, high + pad))
+        canvas.ticks(self.axes, x=[0, updates[-1] // 2, updates[-1]], y=[float(f"{low:.2g}"), float(f"{high:.2g}")])
+        last = result.reached
+        for at, (losses, word) in enumerate(((result.right, "token-mean"), (result.wrong, result.rule))):
+            self.thin[at].set_data([*updates, *gap] * len(losses), [y for row in losses.tolist() for y in (*row, *gap)])
+            self.thick[at].set_data(updates, losses.mean(0).tolist())
+            self.words[at].set_text(word if last else "")
+            height = float(losses[:, last].mean())
+            self.words[at].set_position((updates[last] * 0.98, height + (-1, 1)[at] * (high - low) * 0.04))
+
+    def answer(self, result: Trainings) -> float:
+        return float(result.gaps.mean())
+
+    def headline(self, result: Trainings) -> str:
+        if result.progress < 1:
+            return f"{int(result.updates[result.reached])} of {int(result.updates[-1])} updates"
+        return "They differ by more than the seeds" if result.differ else "No difference beyond the spread of the seeds"
+
+    def describe(self, result: Trainings) -> str:
+        return result.verdict
+
+
+class Nothing(Experiment[Empty]):
+    """A microbatch without a single valid target."""
+
+    name = "empty"
+    title = "An empty microbatch"
+    question = "Library mean: how far off is the gradient?"
+    unit = "%"
+    note = "Measured, one sequence a microbatch. The right policy adds exactly 0 and still takes part in the backward."
+    run = staticmethod(equivalence.empty)
+    shown = (equivalence.masked_mean, equivalence.library_mean, equivalence.sum_over_n)
+    aspect = 0.45
+
+    def layout(self, canvas: Canvas) -> None:
+        self.axes = canvas.axes("relative error of the gradient (%)", "", moving="x")
+        self.axes.set_yticks([2, 1, 0], labels=["by hand", "library", "sum / N"])
+        canvas.frame(self.axes, x=(0, 100), y=(-0.6, 2.6))
+        canvas.ticks(self.axes, x=[0, 50, 100])
+        self.bars = [canvas.bar(self.axes, role) for role in ("wrong", "wrong", "right")]
+        self.words = [canvas.text(self.axes, va="center") for _ in self.bars]
+
+    def draw(self, canvas: Canvas, result: Empty) -> None:
+        errors = [100 * each.relative_error for each in result.policies]
+        top = max([1.0, *(error for error in errors if math.isfinite(error))])
+        canvas.frame(self.axes, x=(0, 1.6 * top))
+        canvas.ticks(self.axes, x=[0, float(f"{top:.2g}")])
+        for at, each in enumerate(result.policies):
+            length = errors[at] if math.isfinite(errors[at]) else 0.0
+            self.bars[at].set_data([0, length], [2 - at, 2 - at])
+            words = f"gradient {percent(each.relative_error)} off" if math.isfinite(errors[at]) else "gradient NaN"
+            self.words[at].set_text(f"{words}, loss {three(each.loss) if math.isfinite(each.loss) else 'NaN'}")
+            self.words[at].set_position((length + top / 50, 2 - at))
+
+    def answer(self, result: Empty) -> float:
+        return 100 * result.policies[1].relative_error
+
+    def headline(self, result: Empty) -> str:
+        empty = sum(n == 0 for n in result.counts)
+        return f"{empty} of {len(result.counts)} microbatches without a target: three policies, three gradients"
+
+    def describe(self, result: Empty) -> str:
+        words = [
+            f"{each.name}: loss {three(each.loss)}, the empty one adds a gradient of norm {three(each.empty_norm)}, "
+            f"the window's gradient is {three(each.dilution)} of what it is without it"
+            for each in result.policies
+        ]
+        return f"Valid tokens {', '.join(map(str, result.counts))}. {'; '.join(words)}."
+
+
+class Tail(Experiment[accumulation.Tail]):
+    """The window that K does not fill."""
+
+    name = "tail"
+    title = "The tail window"
+    question = "The most wrong step: how many times its right length?"
+    unit = "times"
+    note = (
+        "Measured at fixed weights of the model. A row is an optimizer step, a column a microbatch of two epochs; "
+        "colour: the weight it got. Number: length of the step's gradient, 1 is right."
+    )
+    run = staticmethod(accumulation.tail)
+    shown = (rules.tail_divided_by_k, rules.carried_over)
+
+    def layout(self, canvas: Canvas) -> None:
+        self.axes = canvas.axes("microbatch, numbered through both epochs", "optimizer step", moving="xy")
+        canvas.frame(self.axes, x=(0, 20), y=(6, 0))
+        self.map = WeightMap(canvas, self.axes, 48, 48)
+        self.epoch = canvas.line(self.axes, "reference", linewidth=1.5)
+
+    def draw(self, canvas: Canvas, result: accumulation.Tail) -> None:
+        steps, microbatches = result.weights.shape
+        self.map.draw(result.weights, list(result.norm_ratio))
+        canvas.frame(self.axes, x=(0, microbatches * 1.12), y=(steps, 0))
+        canvas.ticks(self.axes, x=[0, microbatches // 2, microbatches], y=[0, steps])
+        self.epoch.set_data([microbatches / 2] * 2, [0, steps])
+
+    def answer(self, result: accumulation.Tail) -> float:
+        return max(result.norm_ratio, key=lambda ratio: abs(math.log(ratio)) if ratio > 0 else math.inf)
+
+    def headline(self, result: accumulation.Tail) -> str:
+        return (
+            f"The most wrong of {len(result.norm_ratio)} steps is {three(self.answer(result))} times its right length"
+        )
+
+    def describe(self, result: accumulation.Tail) -> str:
+        steps = ", ".join(f"{three(ratio)}" for ratio in result.norm_ratio)
+        left = f" {result.left} microbatches are in no step at all." if result.left else ""
+        return f"Length of each step's gradient, 1 is right: {steps}. The line divides the epochs.{left}"
+
+
+class Equal(Experiment[Conditions]):
+    """Five conditions, each one a switch."""
+
+    name = "conditions"
+    title = "When is it equal?"
+    question = "How far is the update from the large batch's?"
+    unit = "%"
+    note = "Measured: one update by plain SGD on a small net, float64. Break one condition at a time."
+    run = staticmethod(equivalence.conditions)
+    shown = (equivalence.update,)
+    aspect = 0.34
+
+    def layout(self, canvas: Canvas) -> None:
+        self.axes = canvas.axes("relative error of the update", "", log="x", moving="")
+        self.axes.set_yticks([])
+        canvas.frame(self.axes, x=(1e-17, 100), y=(-1, 1))
+        canvas.ticks(self.axes, x=[1e-16, 1e-12, 1e-8, 1e-4, 1])
+        self.bound = canvas.line(self.axes, "modelled")
+        self.right = canvas.line(self.axes, "right", linestyle="none", markersize=11)
+        self.wrong = canvas.line(self.axes, "wrong", linestyle="none", markersize=11)
+        self.words = canvas.text(self.axes, "rounding explains up to here", ha="left", va="center")
+
+    def draw(self, canvas: Canvas, result: Conditions) -> None:
+        shown = max(result.relative_error, 2e-17)
+        self.bound.set_data([result.tolerance.value] * 2, [-1, 1])
+        self.words.set_position((result.tolerance.value * 1.6, -0.6))
+        self.right.set_data([shown] if result.equal else [], [0] if result.equal else [])
+        self.wrong.set_data([] if result.equal else [shown], [] if result.equal else [0])
+
+    def answer(self, result: Conditions) -> float:
+        return 100 * result.relative_error
+
+    def headline(self, result: Conditions) -> str:
+        if result.equal:
+            return "Equal to the large batch, as far as rounding goes"
+        return f"{percent(result.relative_error)} off, norm ratio {three(result.norm_ratio)}"
+
+    def describe(self, result: Conditions) -> str:
+        broken = f"Broken: {', '.join(result.broken)}" if result.broken else "All five conditions hold"
+        return f"{broken}. Relative error {result.relative_error:.2g}. Tolerance: {result.tolerance}."
+
+
+class Hand(Experiment[ByHand]):
+    """Three gradients, one step."""
+
+    name = "by_hand"
+    title = "By hand"
+    question = "Where is the weight after the step?"
+    note = "Computed twice: by the formula, and by three backward passes of torch."
+    run = staticmethod(equivalence.by_hand)
+    aspect = 0.34
+
+    def layout(self, canvas: Canvas) -> None:
+        self.axes = canvas.axes("weight W", "", moving="x")
+        self.axes.set_yticks([])
+        canvas.frame(self.axes, x=(-1, 2), y=(-1, 1))
+        self.path = canvas.line(self.axes, "reference", colour="muted", linestyle=":")
+        self.before = canvas.line(self.axes, "reference", marker="|", markersize=26)
+        self.right = canvas.line(self.axes, "right", linestyle="none", markersize=11)
+        self.wrong = canvas.line(self.axes, "wrong", linestyle="none", markersize=11)
+        self.words = [canvas.text(self.axes, words, ha="center") for words in ("before", "divided by 3", "not divided")]
+
+    def draw(self, canvas: Canvas, result: ByHand) -> None:
+        before = result.stepped + (result.stepped - result.undivided) / 2
+        places = (before, result.stepped, result.undivided)
+        low, high = min(places), max(places)
+        pad = 0.25 * (high - low) or 1.0
+        canvas.frame(self.axes, x=(low - pad, high + pad))
+        canvas.ticks(self.axes, x=sorted({float(f"{place:.4g}") for place in places}))
+        self.path.set_data([before, result.undivided], [0, 0])
+        self.before.set_data([before], [0])
+        self.right.set_data([result.stepped], [0])
+        self.wrong.set_data([result.undivided], [0])
+        for words, place, height in zip(self.words, places, (0.45, -0.6, 0.45), strict=True):
+            words.set_position((place, height))
+
+    def answer(self, result: ByHand) -> float:
+        return result.stepped
+
+    def headline(self, result: ByHand) -> str:
+        return f"Mean gradient {three(result.mean)}: W is {three(result.stepped)} after the step"
+
+    def describe(self, result: ByHand) -> str:
+        return (
+            f"The mean of the three gradients is {three(result.mean)}, and three backward passes of g·W/3 left "
+            f"{three(result.accumulated)} in .grad. The step goes to {three(result.stepped)}. Without the division it "
+            f"would go to {three(result.undivided)}, three times as far."
+        )
+
+
+EXPERIMENTS: Sequence[type[Experiment[Any]]] = (Weights, Layers, Training, Nothing, Tail, Equal, Hand)
