@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from labkit.labs import _cells, errors
 from tests import lab_in_browser
+
+torch.set_num_threads(1)  # tiny models: beside a busy program two threads wait for each other
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

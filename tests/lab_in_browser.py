@@ -123,8 +123,9 @@ def open_notebook(
     page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=90_000)
     page.evaluate(
         """async () => {
-        while (!window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel) await new Promise(r => setTimeout(r, 50))
-        const { sessionContext } = window.jupyterapp.shell.currentWidget
+        const session = () => window.jupyterapp.shell.currentWidget?.sessionContext
+        while (!session()?.session?.kernel) await new Promise(r => setTimeout(r, 50))
+        const sessionContext = session()
         await sessionContext.ready
         await sessionContext.session.kernel.info
         await sessionContext.session.kernel.requestKernelInfo() }"""

@@ -121,12 +121,11 @@ def test_keys_go_in_reading_order_and_step_keeps_its_focus(opened: Opened) -> No
     page = opened(CEILING)
     page.get_by_label("predict first").focus()
     seen = []
+    named = (
+        """(e => e.textContent || e.getAttribute('aria-label') || e.labels?.[0]?.textContent)(document.activeElement)"""
+    )
     for _ in range(10):
-        seen.append(
-            page.evaluate(
-                "document.activeElement.textContent || document.activeElement.getAttribute('aria-label') || document.activeElement.labels?.[0]?.textContent"
-            )
-        )
+        seen.append(page.evaluate(named))
         page.keyboard.press("Tab")
     assert seen == [
         "predict first", "What rate does the roof allow?", "Predict", "Step", "Reset",

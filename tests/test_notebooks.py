@@ -8,6 +8,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
+from nbconvert import HTMLExporter
 
 from tests.lab_in_browser import ROOT
 
@@ -60,3 +61,11 @@ def test_a_lab_whose_experiment_raises_makes_the_run_fail(when: str, tmp_path: p
     cell = f"from labkit.labs import Lab\nfrom tests.made import Broken\nlab = Lab([Broken()], when=1)\n{when}"
     with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
         execute(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)]), ROOT)
+
+
+def test_exported_html_keeps_picture_and_sentence() -> None:
+    cell = "import labkit\nlab = labkit.labs.roofline('ceiling')\nlab.step()\nlab"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
+    NotebookClient(notebook, timeout=120, store_widget_state=False).execute()
+    page, _ = HTMLExporter().from_notebook_node(notebook)
+    assert '<figure><img alt="At 2 FLOP/byte' in page and "<figcaption>At 2 FLOP/byte" in page

@@ -61,7 +61,7 @@ class Weights(Experiment[Comparison]):
         return "\n\n".join(inspect.getsource(function).rstrip() for function in shown)
 
     def layout(self, canvas: Canvas) -> None:
-        grid = canvas.figure.add_gridspec(1, 2, width_ratios=(5, 2), wspace=0.22)
+        grid = canvas.figure.add_gridspec(1, 2, width_ratios=(5, 2), wspace=0.26)
         self.axes = canvas.axes("position in the sequence", "sequence", position=grid[0], moving="xy")
         canvas.frame(self.axes, x=(0, COLUMNS), y=(8, 0))
         canvas.ticks(self.axes, x=[0, 16, 32])
@@ -85,7 +85,7 @@ class Weights(Experiment[Comparison]):
         both = [w for w in (*fitted.tolist(), *predicted.tolist(), 1.0) if w > 0]
         low, high = min(both) / 1.6, max(both) * 1.6
         canvas.frame(self.side, x=(low, high), y=(B, 0))
-        ends = [float(f"{end:.2g}") for end in (min(both), max(both)) if abs(math.log2(end)) > 0.7]
+        ends = [float(f"{end:.2g}") for end in (min(both), max(both)) if abs(math.log2(end)) > 1.2]
         canvas.ticks(self.side, x=sorted({1.0, *ends}))
         self.one.set_data([1, 1], [0, B])
         self.predicted.set_data(predicted.tolist(), places)
@@ -100,10 +100,10 @@ class Weights(Experiment[Comparison]):
     def describe(self, result: Comparison) -> str:
         rule = rules.rule(result.rule)
         counts = torch.zeros(int(result.microbatch[-1]) + 1).index_add(0, result.microbatch, result.counts.float())
-        pairs = [f"{int(n)} tokens {three(w)}" for n, w in zip(counts, result.token_weights.tolist(), strict=True)]
+        pairs = [f"{three(w)} ({int(n)} tokens)" for n, w in zip(counts, result.token_weights.tolist(), strict=True)]
         fix = "" if rule.right else f" The fix: {rule.fix}."
         return (
-            f"Weight × N of a token in each microbatch, by its valid tokens: {', '.join(pairs)}. "
+            f"Weight × N of a token, by the valid tokens of its microbatch: {', '.join(pairs)}. "
             f"What it looks like: {rule.looks_like}.{fix}"
         )
 
@@ -203,6 +203,8 @@ class Training(Experiment[Trainings]):
     def headline(self, result: Trainings) -> str:
         if result.progress < 1:
             return f"{int(result.updates[result.reached])} of {int(result.updates[-1])} updates"
+        if result.diverged:
+            return "A training diverges"
         return "They differ by more than the seeds" if result.differ else "No difference beyond the spread of the seeds"
 
     def describe(self, result: Trainings) -> str:

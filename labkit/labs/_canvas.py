@@ -163,13 +163,7 @@ class Canvas:
         self.figure.set_dpi(96 * page.ratio)
         self.figure.set_size_inches(page.width / 96, self.height / 96)
         self.figure.set_facecolor(page.background)
-        em = page.font
-        self.figure.subplots_adjust(
-            left=5.4 * em / page.width,
-            right=1 - 2.2 * em / page.width,
-            bottom=3.6 * em / self.height,
-            top=1 - 1.2 * em / self.height,
-        )
+        self._margins()
         for axes in self.figure.axes:
             self._dress(axes)
         for artist, role, size in self._roles:
@@ -194,6 +188,7 @@ class Canvas:
         """Draw, and return the picture as (rows, columns, 4) bytes."""
         renderer = self._agg.get_renderer()
         if self._base is None or self.figure.stale:
+            self._margins()
             self._agg.draw()
             self._base, self._background = self._agg.copy_from_bbox(self.figure.bbox), None
         self._agg.restore_region(self._background or self._base)
@@ -228,6 +223,17 @@ class Canvas:
         artist.set_color(self.page.colour(role))
         if isinstance(artist, Text):
             artist.set_fontsize(self.page.points * size)
+
+    def _margins(self) -> None:
+        """Room for the labels, in units of the page's text; for a title only where somebody set one."""
+        em, width, height = self.page.font, self.page.width, self.height
+        titled = any(axes.get_title(loc) for axes in self.figure.axes for loc in ("left", "center", "right"))
+        self.figure.subplots_adjust(
+            left=5.4 * em / width,
+            right=1 - 2.2 * em / width,
+            bottom=3.6 * em / height,
+            top=1 - (2.2 if titled else 1.2) * em / height,
+        )
 
     def _dress(self, axes: Axes) -> None:
         """Colours and sizes of everything that matplotlib made for the axes."""

@@ -49,4 +49,4 @@ class WeightMap:
 
 
 def _times(weight: float) -> str:
-    return "?" if math.isnan(weight) else f"{show(float(f'{weight:.3g}'))}×"
+    return "?" if math.isnan(weight) else f"{show(float(f'{weight:.2g}'))}×"

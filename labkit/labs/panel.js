@@ -162,8 +162,9 @@ function render({ model, el }) {
   const question = h('label', { for: field.id }), unit = h('span', { class: 'lk-unit' })
   const predict = () => send(model, { type: 'predict', number: field.value === '' ? '' : Number(field.value) })
   const step = () => {
-    const typed = field.value !== '' && Number(field.value) !== model.get('page').prediction
-    if (typed && model.get('page').primary === 'predict') predict()
+    const { prediction, primary } = model.get('page')
+    const typed = field.value !== '' && Number(field.value) !== prediction
+    if (typed && (primary === 'predict' || primary === 'step')) predict()
     send(model, { type: 'step' })
   }
   const buttons = { predict: button('Predict', predict), step: button('Step', step), reset: button('Reset', press('reset')) }

@@ -80,9 +80,7 @@ def test_two_trainings_are_drawn_while_they_run() -> None:
     lab.step()
     thick = lab._trial.experiment.thick
     assert all(len(line.get_xdata()) == len(lab.result.updates) for line in thick)
-    assert lab.page["headline"] == (
-        "They differ by more than the seeds" if lab.result.differ else "No difference beyond the spread of the seeds"
-    )
+    assert lab.page["headline"] == "A training diverges" and lab.result.diverged
     assert lab._trial.experiment.answer(lab.result) == pytest.approx(float(lab.result.gaps.mean()))
 
 
