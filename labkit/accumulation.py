@@ -215,7 +215,9 @@ def tail(
         str, Choice(EPOCH, help="what becomes of the microbatches that do not fill a window")
     ] = "carried-over",
     microbatches: Annotated[int, Range(1, 24, unit="microbatches", help="microbatches of one epoch")] = 10,
-    accumulation_steps: Annotated[int, Range(1, 8, unit="microbatches", help="K")] = 4,
+    accumulation_steps: Annotated[
+        int, Range(1, 8, unit="microbatches", help="K, microbatches of one optimizer step")
+    ] = 4,
     shortest: Shortest = 32,
     seed: Seed = 0,
 ) -> Tail:

@@ -35,7 +35,7 @@ def by_hand(
     gradient_2: Slope = 2.0,
     gradient_3: Slope = 6.0,
     weight: Annotated[float, Range(-10, 10, help="W before the step")] = 1.0,
-    learning_rate: Annotated[float, Range(0.001, 1, log=True, help="η")] = 0.1,
+    learning_rate: Annotated[float, Range(0.001, 1, log=True, help="η, how far a step goes")] = 0.1,
 ) -> ByHand:
     """Three gradients averaged, one step W ← W − η g: by pencil, and by three backward passes.
 
@@ -112,7 +112,9 @@ def conditions(
     one_update: Annotated[bool, Switch(help="off: the optimizer steps after every microbatch")] = True,
     equal_statistics: Annotated[bool, Switch(help="off: a batch-dependent layer sees its own microbatch")] = True,
     equal_randomness: Annotated[bool, Switch(help="off: accumulation draws its dropout masks anew")] = True,
-    accumulation_steps: Annotated[int, Range(2, 8, unit="microbatches", help="K")] = 4,
+    accumulation_steps: Annotated[
+        int, Range(2, 8, unit="microbatches", help="K, microbatches of one optimizer step")
+    ] = 4,
     seed: Seed = 0,
 ) -> Conditions:
     """The five conditions under which accumulation equals the large batch for plain SGD, each breakable.
@@ -207,7 +209,9 @@ class Empty:
 
 def empty(
     *,
-    accumulation_steps: Annotated[int, Range(2, 8, unit="microbatches", help="K")] = 4,
+    accumulation_steps: Annotated[
+        int, Range(2, 8, unit="microbatches", help="K, microbatches of one optimizer step")
+    ] = 4,
     empty: Annotated[int, Range(0, 7, unit="microbatches", help="how many of them have no valid target")] = 1,
     shortest: Shortest = 4,
     seed: Seed = 0,

@@ -234,12 +234,12 @@ class Nothing(Experiment[Empty]):
     def draw(self, canvas: Canvas, result: Empty) -> None:
         errors = [100 * each.relative_error for each in result.policies]
         top = max([1.0, *(error for error in errors if math.isfinite(error))])
-        canvas.frame(self.axes, x=(0, 1.6 * top))
+        canvas.frame(self.axes, x=(0, 2 * top))
         canvas.ticks(self.axes, x=[0, float(f"{top:.2g}")])
         for at, each in enumerate(result.policies):
             length = errors[at] if math.isfinite(errors[at]) else 0.0
             self.bars[at].set_data([0, length], [2 - at, 2 - at])
-            words = f"gradient {percent(each.relative_error)} off" if math.isfinite(errors[at]) else "gradient NaN"
+            words = f"{percent(each.relative_error)} off" if math.isfinite(errors[at]) else "gradient NaN"
             self.words[at].set_text(f"{words}, loss {three(each.loss) if math.isfinite(each.loss) else 'NaN'}")
             self.words[at].set_position((length + top / 50, 2 - at))
 
@@ -330,7 +330,7 @@ class Equal(Experiment[Conditions]):
         self.wrong.set_data([] if result.equal else [shown], [] if result.equal else [0])
 
     def answer(self, result: Conditions) -> float:
-        return 100 * result.relative_error
+        return 0.0 if result.equal else 100 * result.relative_error
 
     def headline(self, result: Conditions) -> str:
         if result.equal:

@@ -128,4 +128,6 @@ class Trial:
         said = f"You predicted {show(self.prediction)}{unit}, it is {answer}{unit}"
         if self.score < 0.0005:
             return f"{said}: exactly."
-        return f"{said}: {show(100 * self.score)} % off." if math.isfinite(self.score) else f"{said}."
+        if self.score > 10:
+            return f"{said}: far off."
+        return f"{said}: {show(100 * self.score)} % off."
