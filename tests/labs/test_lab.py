@@ -18,7 +18,7 @@ from labkit.declare import parameters
 from labkit.labs import Lab, _cells, check, errors
 from labkit.labs._style import LIGHT, Page
 from tests.made import Broken, Long, Quick
-from tests.strategies import settings_of
+from tests.strategies import forbidden, settings_of
 
 
 @pytest.fixture
@@ -324,7 +324,11 @@ def test_closing_stops_a_run(lab: Lab) -> None:
     wait_for(lambda: not any(t.name.startswith("labkit-") for t in threading.enumerate()))
 
 
+beyond = st.sampled_from(list(parameters(Quick.run).values())).flatmap(
+    lambda parameter: st.fixed_dictionaries({parameter.name: forbidden(parameter)})
+)
 moves = st.one_of(
+    beyond.map(lambda values: ("set", values)),
     settings_of(Quick.run).map(lambda values: ("set", values)),
     st.tuples(st.just("predict"), st.floats(-1e9, 1e9)),
     st.sampled_from([("step", None), ("reset", None), ("mode", "live"), ("mode", "predict"), ("redraw", None)]),
