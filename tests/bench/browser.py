@@ -1,7 +1,5 @@
 """The browser's side: sliders moved in real JupyterLab in headless Chromium, and pictures awaited."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import json
@@ -15,11 +13,10 @@ from playwright.sync_api import Page
 from tests import lab_in_browser
 
 SCRIPT = Path(__file__).with_name("page.js").read_text()
-FORMS = ("ours", "naive")
+FORMS, PARTS = ("ours", "naive"), ("compute", "draw", "encode", "other", "total")
 BLOCK, WARM = 10, 2  # presses of one form before the other has its turn; presses that do not count
-# The naive picture has the size of ours; inline's own default, "tight", draws once more to cut the margins off.
-SIZE = '%config InlineBackend.print_figure_kwargs = {"bbox_inches": None}\n'
-INLINE = {1: SIZE, 2: SIZE + '%config InlineBackend.figure_formats = ["retina"]\n'}
+# The naive form has inline's own defaults; at ratio 2 it is made as sharp as ours.
+INLINE = {1: "", 2: '%config InlineBackend.figure_formats = ["retina"]\n'}
 TAKEN = """async () => {
     const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel
     const reply = await kernel.requestExecute({ code: '', user_expressions: { it: 'kernel.taken()' } }).done
@@ -39,26 +36,42 @@ def opened(address: str, name: str, ratio: float = 1) -> Iterator[Page]:
             page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
 
 
+@contextlib.contextmanager
+def both(address: str, folder: str, name: str, ratio: int) -> Iterator[Page]:
+    """One experiment, ours and below it the naive form."""
+    ours = f"from tests.bench import kernel\nlab = kernel.lab({name!r})\nlab"
+    path = lab_in_browser.notebook(Path(folder, f"{name}-{ratio}.ipynb"), ours, INLINE[ratio] + "kernel.naive(lab)")
+    with opened(address, path.name, ratio) as page:
+        lab_in_browser.run_all(page)
+        lab_in_browser.settled(page)
+        page.wait_for_selector(".widget-interact img", state="attached", timeout=60_000)
+        page.wait_for_timeout(1500)  # the page tells its width and colours
+        page.evaluate("() => bench.begin()")
+        yield page
+
+
 def first_picture(address: str, name: str) -> float:
-    """Milliseconds from run-all, in a fresh kernel, to the first picture of a lab."""
+    """Seconds from run-all, in a fresh kernel, to the first picture of a lab."""
     with opened(address, name) as page:
-        page.evaluate("() => { bench.firstPicture().then(ms => { window.took = ms }) }")
-        return float(page.wait_for_function("() => window.took", timeout=180_000).json_value())
-
-
-def steps(control: dict[str, Any], count: int) -> list[int]:
-    """So many steps to and fro between the control's ends."""
-    taken, at, step, (below, above) = [], 0, 1, control["ends"]
-    for _ in range(count):
-        step = step if -below <= at + step <= above else -step
-        at += step
-        taken.append(step)
-    return taken
+        start = time.perf_counter()
+        lab_in_browser.run_all(page)
+        page.wait_for_selector(".lk-canvas[data-seq]", state="attached", timeout=180_000)
+        return time.perf_counter() - start
 
 
 def taken(page: Page) -> Any:
     """The kernel's rows since the last call, and what it shows."""
     return json.loads(ast.literal_eval(page.evaluate(TAKEN)))
+
+
+def steps(control: dict[str, Any], count: int) -> list[int]:
+    """So many steps to and fro between the control's ends."""
+    path, at, step, (below, above) = [], 0, 1, control["ends"]
+    for _ in range(count):
+        step = step if -below <= at + step <= above else -step
+        at += step
+        path.append(step)
+    return path
 
 
 def press(page: Page, form: str, control: dict[str, Any], path: list[int]) -> list[float | None]:
@@ -86,12 +99,12 @@ def keys(page: Page, control: dict[str, Any], presses: int) -> dict[str, Any]:
             waited[form] += press(page, form, control, path[start : start + BLOCK])
     if alert := page.inner_text(".lk-error"):
         raise RuntimeError(f"the lab says: {alert}")
-    return {"control": control, "waited": waited, "naive bytes": page.evaluate("() => bench.bytes()"), **taken(page)}
+    return {"waited": waited, "naive bytes": page.evaluate("() => bench.bytes()"), **taken(page)}
 
 
 def storm(page: Page, control: dict[str, Any], moves: int = 100, seconds: float = 2) -> dict[str, Any]:
     """So many moves in so many seconds: pictures shown, and how late the last one came."""
-    found: dict[str, Any] = {"control": control}
+    found: dict[str, Any] = {}
     for form in FORMS:
         page.evaluate("form => bench.look(form)", form)
         given = [form, control, steps(control, moves), 1000 * seconds / moves]
@@ -99,17 +112,4 @@ def storm(page: Page, control: dict[str, Any], moves: int = 100, seconds: float 
     shown = taken(page)["shown"]
     if found["ours"]["text"] != shown["text"] or shown["ours"] != shown["naive"]:
         raise RuntimeError(f"after {moves} moves of {control['name']} the last state is not shown: {shown}")
-    return found
-
-
-def measure(address: str, folder: Path, name: str, controls: list[dict[str, Any]], ratio: int, presses: int) -> Any:
-    """All that the browser has to say of one experiment at one pixel ratio, ours and below it the naive form."""
-    ours = f"from tests.bench import kernel\nlab = kernel.lab({name!r})\nlab"
-    path = lab_in_browser.notebook(folder / f"{name}-{ratio}.ipynb", ours, INLINE[ratio] + "kernel.naive(lab)")
-    with opened(address, path.name, ratio) as page:
-        lab_in_browser.run_all(page)
-        lab_in_browser.settled(page)
-        page.wait_for_selector(".widget-interact img", state="attached", timeout=60_000)
-        page.wait_for_timeout(1500)  # the page tells its width and colours
-        page.evaluate("() => bench.begin()")
-        return [keys(page, control, presses) for control in controls], storm(page, controls[0])
+    return {f"{form} {what}": round(found[form][what]) for what in ("pictures", "late ms") for form in FORMS}

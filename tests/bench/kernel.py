@@ -1,7 +1,5 @@
 """The kernel's side: a lab and its naive form, both with clocks; the bench's notebooks import it."""
 
-from __future__ import annotations
-
 import cProfile
 import dataclasses
 import functools
@@ -20,42 +18,31 @@ from labkit.labs import _canvas
 
 REACH = 12  # positions that a control is moved to each side of where it starts
 rows: dict[str, list[dict[str, Any]]] = {"ours": [], "naive": []}
-shown: dict[str, Any] = {}
+shown: dict[str, Any] = {"controls": []}
 
 
-def stops(trial: Any) -> dict[str, tuple[list[float], int]]:
+def about() -> None:
+    """Print the machine and every lab's quick experiments."""
+    trials = [(topic, trial) for topic, make in labs.all().items() for trial in make()._trials.values()]
+    quick = [f"{topic}.{trial.experiment.name}" for topic, trial in trials if not trial.long]
+    print(json.dumps({"cpu": device.name(device.pick("cpu")), "quota threads": device.threads(), "experiments": quick}))
+
+
+def numeric(trial: Any) -> dict[str, tuple[list[float], int]]:
     """For each numeric control the values it stops at, and which of them is nearest to its default."""
-    numeric = [parameter for parameter in trial.parameters.values() if isinstance(parameter.rule, Range)]
-    values = {each.name: (each.rule.positions(each.kind), each.default) for each in numeric}
-    return {name: (all, min(range(len(all)), key=lambda at: abs(all[at] - by))) for name, (all, by) in values.items()}
+    ranges = [parameter for parameter in trial.parameters.values() if isinstance(parameter.rule, Range)]
+    stops = {each.name: (each.rule.positions(each.kind), each.default) for each in ranges}
+    return {name: (all, min(range(len(all)), key=lambda at: abs(all[at] - by))) for name, (all, by) in stops.items()}
 
 
-def reach(trial: Any, name: str, way: int) -> int:
-    """How many positions a control can be moved before `run` refuses."""
-    positions, start = stops(trial)[name]
-    path = positions[start::way][1 : REACH + 1]
+def reach(trial: Any, name: str, path: list[float]) -> int:
+    """How many values of a path a control can take before `run` refuses."""
     for far, value in enumerate(path):
         try:
             trial.experiment.run(**{**trial.values, name: value})
         except LabError:
             return far
     return len(path)
-
-
-def about() -> None:
-    """Print the machine and the labs there are."""
-    cpu = device.name(device.pick("cpu"))
-    print(json.dumps({"cpu": cpu, "quota threads": device.threads(), "labs": list(labs.all())}))
-
-
-def cases(topic: str) -> None:
-    """Print a lab's quick experiments, with the numeric controls that can be moved alone."""
-    trials = [labs.all()[topic](name)._trial for name in labs.all()[topic]().experiments]
-    for trial in (quick := [trial for trial in trials if not trial.long]):
-        ends = {name: (reach(trial, name, -1), reach(trial, name, 1)) for name in stops(trial)}
-        trial.ends = [{"name": name, "place": at, "ends": each} for at, (name, each) in enumerate(ends.items())]
-    found = {f"{topic}.{t.experiment.name}": [control for control in t.ends if any(control["ends"])] for t in quick}
-    print(json.dumps(found))
 
 
 def timed(spent: dict[str, float], part: str, work: Any, *given: Any, **named: Any) -> Any:
@@ -71,20 +58,23 @@ def lab(name: str) -> labs.Lab:
     topic, experiment = name.split(".")
     made = labs.all()[topic](experiment)
     made.mode = "live"
-    made.set(**{control: positions[start] for control, (positions, start) in stops(made._trial).items()})
-    spent: dict[str, float] = {}
-    for owner, part in ((made._trial.experiment, "run"), (made._canvas, "draw"), (made._canvas, "patches")):
-        setattr(owner, part, functools.partial(timed, spent, part, getattr(owner, part)))
-    handle = made._guarded
+    trial, canvas, handle, spent = made._trial, made._canvas, made._guarded, {}
+    made.set(**{control: stops[start] for control, (stops, start) in numeric(trial).items()})
+    for place, (control, (stops, start)) in enumerate(numeric(trial).items()):
+        ends = [reach(trial, control, stops[start::way][1 : REACH + 1]) for way in (-1, 1)]
+        shown["controls"] += [{"name": control, "place": place, "ends": ends}] if any(ends) else []
+    for owner, part, word in ((trial.experiment, "run", "compute"), (canvas, "draw", "draw"), (canvas, "patches", "")):
+        setattr(owner, part, functools.partial(timed, spent, word, getattr(owner, part)))
 
     def guarded(act: Any) -> None:  # a message from the page, from here until the answer is sent
         spent.clear()
         timed(spent, "total", handle, act)
-        if "run" in spent and "patches" in spent:
-            encode, other = spent["patches"] - spent["draw"], spent["total"] - spent["patches"] - spent["run"]
+        if {"compute", "draw"} <= spent.keys():
+            drawn = spent.pop("")
             size = sum(len(patch["png"]) for patch in made.frame["patches"])
             limits = repr([(axes.get_xlim(), axes.get_ylim()) for axes in made.figure.axes])
-            rows["ours"].append({**spent, "encode": encode, "other": other, "bytes": size, "limits": limits})
+            parts = {"encode": drawn - spent["draw"], "other": spent["total"] - drawn - spent["compute"]}
+            rows["ours"].append({**spent, **parts, "bytes": size, "limits": limits})
         shown.update(ours=made.values, text=made.page["sentence"])
 
     made._guarded = guarded  # type: ignore[method-assign]
@@ -102,8 +92,12 @@ def naive(made: labs.Lab) -> None:
 
     def picture(**values: Any) -> None:
         spent: dict[str, float] = {}
-        start = time.perf_counter()
-        result = timed(spent, "run", experiment.run, **values)
+        timed(spent, "total", show, spent, values)
+        rows["naive"].append(spent)
+        shown["naive"] = values
+
+    def show(spent: dict[str, float], values: dict[str, Any]) -> None:
+        result = timed(spent, "compute", experiment.run, **values)
         page = dataclasses.replace(made._canvas.page, ratio=1.0)  # inline's "retina" doubles the pixels
         with mock.patch.object(_canvas, "Figure", plt.figure):
             canvas = _canvas.Canvas(page, experiment.aspect)
@@ -111,16 +105,13 @@ def naive(made: labs.Lab) -> None:
         experiment.draw(canvas, result)
         experiment.guess(canvas, values, None)
         plt.show()
-        rows["naive"].append({**spent, "total": time.perf_counter() - start})
-        shown["naive"] = values
 
-    def control(name: str, parameter: Any) -> Any:
-        if name in stops(made._trial):
-            positions, start = stops(made._trial)[name]
-            return SelectionSlider(options=positions, value=positions[start])
-        return Dropdown(options=getattr(parameter.rule, "options", (False, True)), value=parameter.default)
-
-    interact(picture, **{name: control(name, parameter) for name, parameter in made._trial.parameters.items()})
+    controls: dict[str, Any] = {}
+    for name, parameter in made._trial.parameters.items():
+        options, start = numeric(made._trial).get(name, (getattr(parameter.rule, "options", (False, True)), None))
+        value = parameter.default if start is None else options[start]
+        controls[name] = (Dropdown if start is None else SelectionSlider)(options=options, value=value)
+    interact(picture, **controls)
 
 
 def taken() -> str:
@@ -131,23 +122,18 @@ def taken() -> str:
     return told
 
 
-def profile(name: str, moves: int = 100) -> None:
+def profile(name: str, ratio: str = "1", moves: int = 100) -> None:
     """Print where the time of a move goes, in this process, without browser or comm."""
     topic, experiment, control = name.split(".")
     made = labs.all()[topic](experiment)
     made.mode = "live"
-    made._receive(None, {"type": "page", "page": vars(made._canvas.page)}, [])
-    positions, start = stops(made._trial)[control]
-
-    def move(turn: int) -> None:
-        commands = [{"type": "set", "values": {control: positions[max(0, start - 1) + turn % 2]}}]
-        made._receive(None, {"type": "commands", "client": "bench", "seq": turn, "commands": commands}, [])
-
-    move(1)
+    made._receive(None, {"type": "page", "page": {**vars(made._canvas.page), "ratio": float(ratio)}}, [])
+    stops, start = numeric(made._trial)[control]
     with cProfile.Profile() as watched:
         for turn in range(moves):
-            move(turn)
+            commands = [{"type": "set", "values": {control: stops[max(0, start - 1) + turn % 2]}}]
+            made._receive(None, {"type": "commands", "client": "bench", "seq": turn, "commands": commands}, [])
     labs.check()
-    print(f"{name}: {moves} moves, so 0.1 s here is 1 ms a move")
+    print(f"{name} at pixel ratio {ratio}: {moves} moves, so 0.1 s here is 1 ms a move")
     for order in ("tottime", "cumulative"):
         pstats.Stats(watched).sort_stats(order).print_stats(15)

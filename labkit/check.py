@@ -1,0 +1,599 @@
+"""Exercises: a function that a learner wrote goes in, a sentence on what it really does, with its number, comes out.
+
+An accumulation loop is judged by the weights fitted to the gradient it left. It gets a name where one loop of the
+tables below predicts the weights found in every hidden window; otherwise the weights are told as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import itertools
+import math
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from labkit import sandbox
+from labkit.accumulation import Comparison, compare
+from labkit.corpus import Batch, batch, split
+from labkit.declare import quantity, show
+from labkit.device import quota_threads
+from labkit.fit import fit
+from labkit.nets import IGNORE, Transformer, sequence_gradients, valid_tokens
+from labkit.rules import COUNT_FIRST, rule
+from labkit.sandbox import times, word
+from labkit.tolerance import gamma
+
+Function = Callable[..., object]
+ROUNDED = gamma(16, torch.float32)  # what a few numbers in float32 on the way explain
+
+
+@dataclass(frozen=True, repr=False)
+class Verdict:
+    """What a function does, and which of the checks it passes."""
+
+    passed: bool = quantity("whether all checks hold")
+    checks: tuple[tuple[str, bool], ...] = quantity("each check, and whether it holds")
+    sentence: str = quantity("what the function does, with its number")
+    printed: str = quantity("the beginning of what it printed")
+
+    def __repr__(self) -> str:
+        rows = [f"  {'✓' if ok else '✗'} {name}" for name, ok in self.checks]
+        printed = ["Your function printed:", self.printed] if self.printed else []
+        return "\n".join([f"{sum(ok for _, ok in self.checks)} of {len(rows)} checks", self.sentence, *rows, *printed])
+
+
+# The hidden windows: check, seed, sequences, shortest and full length, K, and which microbatch is empty. Equal counts
+# hide many faults, so where something else is tried the counts are equal.
+
+EMPTY = "a microbatch without a valid target"
+WINDOWS = (
+    ("unequal counts", 399, 9, 4, 32, 4, None),
+    ("other numbers of microbatches, 1 among them", 2, 6, 24, 24, 3, None),
+    ("other numbers of microbatches, 1 among them", 3, 5, 32, 32, 1, None),
+    ("a short tail window", 8, 8, 32, 32, 4, None),
+    ("a short tail window", 4, 4, 32, 32, 2, None),
+    (EMPTY, 5, 8, 4, 28, 4, 1),
+    (EMPTY, 6, 6, 4, 32, 3, 0),
+    ("one sequence in each microbatch", 7, 8, 4, 32, 8, None),
+)
+
+
+def _window(seed: int, sequences: int, shortest: int, length: int, K: int, empty: int | None) -> list[Batch]:
+    microbatches = split(*batch(seed, sequences, length, shortest=shortest, text="made"), K)
+    if empty is not None:
+        microbatches[empty][1].fill_(IGNORE)
+    return microbatches
+
+
+# A loop decides three things: which microbatches stay, what their sums are divided by, and what comes on top.
+# Each table has the right decision first; f holds the counts of a window, once for each of its sequences.
+
+
+@dataclass(frozen=True)
+class Part:
+    """One decision: its number for every sequence, the words for it, the fix, and how far it is from right."""
+
+    value: Callable[[Any], Tensor]
+    words: str = ""
+    fix: str = COUNT_FIRST
+    cost: int = 1
+
+
+LOOK = "let the loop run over all microbatches, with no return or break in it"
+ONCE = "call backward() on each loss by itself, or once on their sum"
+PADDED, SHIFT, SEQUENCES = (rule(word).fix for word in ("padded-count", "unshifted-count", "sequence-means"))
+WHICH = {
+    "all": Part(lambda f: f.one, cost=0),
+    "last": Part(lambda f: f.i == f.K - 1, "Only the last of {K} microbatches is", rule("last-microbatch-only").fix),
+    "first": Part(lambda f: f.i == 0, "Only the first of {K} microbatches is", LOOK),
+    "but last": Part(lambda f: f.i < f.K - 1, "All but the last of {K} microbatches are", LOOK),
+    "but first": Part(lambda f: f.i > 0, "All but the first of {K} microbatches are", LOOK),
+}
+DIVIDED = {
+    "N": Part(lambda f: f.N, "sums, each over N = {N}, were added", cost=0),
+    "1": Part(lambda f: f.one, "sums were added{never}"),
+    "n": Part(lambda f: f.n, "means were added{never}"),
+    "PADDED": Part(lambda f: f.PADDED, "sums, each over {PADDED}, a count with the padding in it, were added", PADDED),
+    "padded": Part(lambda f: f.padded, "means over targets and padding were added{never}", PADDED),
+    "SIZE": Part(lambda f: f.SIZE, "sums, each over {SIZE}, the size of all label tensors, were added", PADDED),
+    "size": Part(lambda f: f.size, "sums, each over the size of its label tensor, were added{never}", PADDED),
+    "LABELS": Part(lambda f: f.LABELS, "sums, each over {LABELS}, the labels before the shift, were added", SHIFT),
+    "labels": Part(lambda f: f.labels, "sums, each over its labels before the shift, were added{never}", SHIFT),
+    "seen": Part(lambda f: f.seen, "sums, each over the tokens seen so far and not over N = {N}, were added"),
+    "last": Part(lambda f: f.last, "sums, each over {last}, the tokens of the last microbatch alone, were added"),
+    "first": Part(lambda f: f.first, "sums, each over {first}, the tokens of the first microbatch alone, were added"),
+    "s": Part(lambda f: f.s, "microbatches gave the mean of each sequence, and these were added{never}", SEQUENCES),
+    "s b": Part(lambda f: f.s * f.b, "averages of sequence means were added{never}", SEQUENCES),
+    "b": Part(lambda f: f.b, "sums, each over its number of sequences, were added{never}"),
+}
+THEN = {
+    "": Part(lambda f: f.one, cost=0),
+    "K": Part(lambda f: 1 / f.K, " and divided by {k}, the number of microbatches"),
+    "i": Part(lambda f: 1 / (f.i + 1), ", each divided by its place in the loop (i + 1)"),
+    "N": Part(lambda f: 1 / f.N, " and divided by N = {N}"),
+    "B": Part(lambda f: 1 / f.B, " and divided by {B}, the number of sequences"),
+    "full": Part(lambda f: 1 / f.full, " and divided by {full}, the microbatches that have a target", cost=2),
+    "total": Part(lambda f: f.K - f.i, ", the first {K} times: backward() ran on the running total", ONCE),
+    "grad K": Part(lambda f: f.K ** (f.i - f.K), ", and .grad was divided by {k} after every backward()"),
+    "grad N": Part(lambda f: f.N ** (f.i - f.K), ", and .grad was divided by {N} after every backward()"),
+}
+ALWAYS = Part(lambda f: f.one, " and {by} in every window, whatever it holds", "leave that number out")
+NAMED = {
+    ("all", "n", "K"): "mean-of-means",
+    ("all", "n", ""): "sum-of-means",
+    ("all", "1", ""): "token-sum",
+    ("all", "N", "K"): "double-division",
+    ("all", "PADDED", ""): "padded-count",
+    ("all", "LABELS", ""): "unshifted-count",
+    ("all", "s", "B"): "sequence-means",
+    ("last", "N", ""): "last-microbatch-only",
+    ("all", "n", "always"): "tail-divided-by-k",
+}
+Loop = tuple[str, str, str]
+
+
+def predicted(loop: Loop, f: SimpleNamespace) -> Tensor:
+    """The weight × N that a loop of the tables gives every sequence with a valid token.
+
+    >>> labels = torch.tensor([[7, 8, 9, IGNORE], [7, 8, IGNORE, IGNORE]])
+    >>> predicted(("all", "n", "K"), counts([(labels[:1], labels[:1]), (labels[1:], labels[1:])]))
+    tensor([0.7500, 1.5000], dtype=torch.float64)
+    """
+    which, divided, then = loop
+    weights: Tensor = WHICH[which].value(f) * f.N / DIVIDED[divided].value(f) * THEN[then].value(f)
+    return weights
+
+
+def counts(*windows: Sequence[Batch]) -> SimpleNamespace:
+    """All that a weight may depend on, for every sequence with a valid token, windows one after the other.
+
+    >>> labels = torch.tensor([[7, 8, 9, IGNORE], [7, 8, IGNORE, IGNORE]])
+    >>> counts([(labels, labels)]).s
+    tensor([2., 1.], dtype=torch.float64)
+
+    Small letters are counts of the sequence's microbatch, but for s, its own; capitals those of its window.
+    """
+    tables = [_count([labels for _, labels in window]) for window in windows]
+    return SimpleNamespace(**{name: torch.cat([table[name] for table in tables]) for name in tables[0]})
+
+
+def _count(labels: Sequence[Tensor]) -> dict[str, Tensor]:
+    s = torch.cat([(each[:, 1:] != IGNORE).sum(1) for each in labels])
+    rows = [
+        (i, valid_tokens(each), each[:, 1:].numel(), each.numel(), int((each != IGNORE).sum()), len(each))
+        for i, each in enumerate(labels)
+    ]
+    of_each = dict(zip(("i", "n", "padded", "size", "labels", "b"), torch.tensor(rows).T.double(), strict=True))
+    n = of_each["n"]
+    whole = {name.upper(): values.sum() for name, values in of_each.items()}
+    whole |= {"last": n[-1], "first": n[0], "full": (n > 0).sum(), "K": torch.tensor(len(n)), "one": torch.tensor(1)}
+    each = of_each | {"seen": n.cumsum(0)} | {name: value.double().expand(len(n)) for name, value in whole.items()}
+    spread = {name: values.repeat_interleave(of_each["b"].long()) for name, values in each.items()}
+    return {name: values[s > 0] for name, values in (spread | {"s": s.double()}).items()}
+
+
+# Running a loop.
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What the loop did to one window."""
+
+    check: str
+    seed: int
+    microbatches: list[Batch]
+    outcome: sandbox.Outcome
+    fault: str  # what it did to the model or the microbatches, or that it left no gradient
+    passes: int  # backward passes that reached .grad
+    gradient: list[Tensor]
+    found: Comparison | None
+
+    @property
+    def right(self) -> bool:
+        """Whether its gradient is the full batch's, up to rounding."""
+        return self.found is not None and self.found.relative_error <= max(ROUNDED, self.found.tolerance.value)
+
+    @property
+    def weights(self) -> Tensor:
+        """Fitted weight × N of every sequence with a valid token."""
+        return self.found.sequence_weights[self.found.counts > 0] if self.found else torch.zeros(0)
+
+
+@quota_threads(1)
+def accumulate(function: Function, *, seconds: float = 5.0) -> Verdict:
+    """Judge a loop `accumulate(model, microbatches)` that shall leave the gradient of the token mean in .grad.
+
+    >>> from labkit import rules
+    >>> accumulate(rules.token_mean_once).passed
+    True
+    >>> print(accumulate(rules.token_sum).sentence.partition(" (")[0])
+    Your gradient is 134.00 times the full batch's: four sums were added and never divided
+
+    microbatches: a list of (tokens, labels), each [b, T]. The model is a small float64 transformer in training mode,
+    its .grad is clear at the start, and nothing else of it may change. A loop is right where its gradient is the full
+    batch's up to rounding. `seconds`: for all windows together; what stops a loop is contained by `sandbox.run`.
+    """
+    held = dict.fromkeys((check for check, *_ in WINDOWS), False)
+    if refused := _refused(function, "model", "microbatches"):
+        return Verdict(False, tuple(held.items()), refused, "")
+    runs: list[Run] = []
+    for check, seed, *window in WINDOWS:
+        left = max(seconds - sum(run.outcome.seconds for run in runs), seconds / 5)
+        runs.append(_run(function, check, seed, _window(seed, *window), left))
+        if runs[-1].outcome.late:
+            break
+    right = [run.right for run in runs] + [False] * (len(WINDOWS) - len(runs))
+    for check in held:
+        held[check] = all(ok for ok, row in zip(right, WINDOWS, strict=True) if row[0] == check)
+    shown = next((run for run in runs if not run.right), runs[0]).outcome
+    sentence = _praise(runs) if all(held.values()) else _faults(runs)
+    return Verdict(all(held.values()), tuple(held.items()), sentence + _aside(shown), shown.printed)
+
+
+def _run(function: Function, check: str, seed: int, microbatches: list[Batch], seconds: float) -> Run:
+    watched = sandbox.Watched(_model(seed), microbatches)
+    outcome = sandbox.run(function, watched.model, watched.given, seconds=seconds)
+    fault = "" if outcome.error else watched.fault(outcome.value)
+    measured = not outcome.error and not fault
+    found = compare(_model(seed), microbatches, watched.hand_over) if measured else None
+    return Run(check, seed, microbatches, outcome, fault, watched.passes, watched.gradient, found)
+
+
+def _model(seed: int) -> Transformer:
+    return Transformer(seed=seed, length=33, dtype=torch.float64)
+
+
+# Saying it.
+
+Said = tuple[str, str]  # what is wrong, and the fix
+ZERO = ": a mean over 0 targets is 0/0, the sum over them is 0"
+
+
+def _praise(runs: list[Run]) -> str:
+    found = [run.found for run in runs if run.found]
+    worst, bound = max(each.relative_error for each in found), min(each.tolerance.value for each in found)
+    right = "Right: in every window a valid token weighs 1/N"
+    if all(each.equal for each in found):
+        return f"{right}; the relative error is at most {worst:.1g}, and rounding alone explains {bound:.1g}."
+    return f"{right}, but for a relative error of {worst:.1g}, as of a number in float32 on the way."
+
+
+def _faults(runs: list[Run]) -> str:
+    """An error or a fault in the first window, or else what the weights are, and what befell later windows."""
+    if first := runs[0].outcome.error or runs[0].fault:
+        return first
+    measured = [run for run in runs if run.found and math.isfinite(run.found.norm)]
+    wrong = [run for run in measured if not run.right]
+    said, fix = _named(runs, measured, wrong) if wrong else ("", "")
+    for run in runs:
+        if run not in measured:
+            lost = run.outcome.error or run.fault or f"the gradient is not finite{ZERO if run.check == EMPTY else ''}."
+            return f"{said} {_within(run.check, lost)}".strip()
+    return f"{said} {fix and f'The fix: {fix}.'}".strip()
+
+
+def _within(check: str, what: str) -> str:
+    return f"In the check “{check}” {what[0].lower()}{what[1:]}"
+
+
+def _aside(outcome: sandbox.Outcome) -> str:
+    return f" (It also changed {' and '.join(outcome.changed)}; that was put back.)" if outcome.changed else ""
+
+
+def _named(runs: list[Run], measured: list[Run], wrong: list[Run]) -> Said:
+    """What wrong gradients are; the window shown is the first of several microbatches."""
+    shown = next((run for run in wrong if len(run.microbatches) > 1), wrong[0])
+    if not any(run.weights.any() for run in measured):
+        return f"The gradient is zero: backward() ran {times(shown.passes)}, and .grad was cleared after it.", ""
+    if all(run.found.residual <= ROUNDED for run in measured if run.found):
+        return _loop(runs, measured, shown) or _clipped(wrong) or _plainly(shown)
+    return _clipped(wrong) or _other_loss(shown) or _plainly(shown)
+
+
+def _loop(runs: list[Run], measured: list[Run], shown: Run) -> Said | None:
+    """The simplest loop that predicts every weight; None where two as simple ones would differ in the other windows."""
+    f, everywhere = (counts(*(run.microbatches for run in each)) for each in (measured, runs))
+    found = torch.cat([run.weights for run in measured])
+    fitting = [loop for loop in itertools.product(WHICH, DIVIDED, THEN) if _close(predicted(loop, f), found)]
+    if not fitting:
+        return _always(f, found, shown) if len(measured) > 2 else None
+    best, *others = sorted(fitting, key=_cost)
+    for other in others:
+        if _cost(other) == _cost(best) and not _close(predicted(other, everywhere), predicted(best, everywhere)):
+            return None
+    return _story(best, shown, THEN[best[2]])
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=ROUNDED, atol=1e-9 * float(other.abs().max()), equal_nan=True)
+
+
+def _cost(loop: Loop) -> int:
+    return WHICH[loop[0]].cost + DIVIDED[loop[1]].cost + THEN[loop[2]].cost
+
+
+def _always(f: SimpleNamespace, found: Tensor, shown: Run) -> Said | None:
+    """A loop of the tables times one number that is the same in every window."""
+    for which, divided in itertools.product(WHICH, DIVIDED):
+        base = predicted((which, divided, ""), f)
+        factor = float(base @ found / (base @ base))
+        if factor and _close(factor * base, found):
+            by = f"divided by {show(1 / factor)}" if abs(factor) < 1 - ROUNDED else f"multiplied by {show(factor)}"
+            return _story((which, divided, "always"), shown, replace(ALWAYS, words=ALWAYS.words.format(by=by)))
+    return None
+
+
+def _story(loop: Loop, shown: Run, then: Part) -> Said:
+    """How much, by the fitted weights; why, in the words of the tables; and the fix."""
+    which, divided, f = WHICH[loop[0]], DIVIDED[loop[1]], counts(shown.microbatches)
+    told = {name: f"{float(values[0]):g}" for name, values in vars(f).items()}
+    told |= {"k": told["K"], "K": word(int(f.K[0])), "never": "" if then.words else " and never divided"}
+    name = f" ({NAMED[loop]})" if loop in NAMED else ""
+    fix = rule(NAMED[loop]).fix if loop in NAMED else next(each.fix for each in (which, divided, then) if each.cost)
+    story = f"{told['K']} {divided.words}{then.words}".format_map(told)
+    if not which.cost:
+        return f"{_amount(shown.weights, f.s)}: {story}{name}.", fix
+    kept = _number(float(shown.weights[which.value(f) > 0].mean()))
+    besides = f"; besides, {story}" if divided.cost or then.cost else ""
+    once = shown.passes == 1 and loop[0] == "last"
+    how = f"{which.words} in your gradient, with {kept} times the right weight".format_map(told)
+    return f"{how}: backward() ran {times(shown.passes)}{besides}{name}.", ONCE if once else fix
+
+
+def _amount(weights: Tensor, tokens: Tensor) -> str:
+    low, high, mean = float(weights.min()), float(weights.max()), float(weights @ tokens / tokens.sum())
+    if math.isclose(low, high, rel_tol=ROUNDED):
+        return f"Your gradient is {_number(mean)} times the full batch's"
+    if math.isclose(mean, 1, rel_tol=ROUNDED):
+        return f"In your gradient single tokens weigh {_number(low)} to {_number(high)} times what they should"
+    span = f"{_number(low)} to {_number(high)} for single ones"
+    return f"Your gradient is {_number(mean)} times the full batch's, averaged over its tokens ({span})"
+
+
+def _number(value: float) -> str:
+    if ROUNDED < abs(value - 1) < 0.005:
+        return f"{value:.6f}"
+    return f"{value:.2f}" if 0.0995 <= abs(value) < 1000 else f"{value:.3g}" if abs(value) > 1e-9 else "0"
+
+
+def _clipped(wrong: list[Run]) -> Said | None:
+    """A length that is the same in all windows, where the right ones differ."""
+    norms, rights = zip(*((run.found.norm, run.found.right_norm) for run in wrong if run.found), strict=True)
+    if len(wrong) < 3 or max(norms) > min(norms) * (1 + ROUNDED):
+        return None
+    span = f"the full batch's {_number(min(rights))} to {_number(max(rights))}"
+    said = f"Your gradient has the length {_number(norms[0])} in every window, {span}: it was clipped inside."
+    return said, "leave that to the caller, once the gradient is complete"
+
+
+# Other losses: the microbatches with which next_token_loss gives the gradients they are made of.
+OTHER_LOSSES: tuple[tuple[str, str, Callable[[Tensor, Tensor], list[Batch]]], ...] = (
+    (
+        "Your loss judges the logits at t by the label at t, not by the next one: the shift is missing.",
+        "take logits[:, :-1] and labels[:, 1:], as next_token_loss does",
+        lambda tokens, labels: [(F.pad(tokens, (0, 1)), F.pad(labels, (1, 0), value=IGNORE))],
+    ),
+    (
+        "Your loss judges the padding too, as if its label were 0.",
+        "leave the labels -100 as they are, and cross_entropy ignores them",
+        lambda tokens, labels: [(tokens, labels), (tokens, torch.where(labels == IGNORE, 0, IGNORE))],
+    ),
+)
+
+
+def _other_loss(shown: Run) -> Said | None:
+    for said, fix, pieces in OTHER_LOSSES:
+        rows = sequence_gradients(_model(shown.seed), [each for pair in shown.microbatches for each in pieces(*pair)])
+        if fit(shown.gradient, rows).residual <= ROUNDED:
+            return said, fix
+    return None
+
+
+def _plainly(shown: Run) -> Said:
+    """The weights as they are, without a name."""
+    found = shown.found
+    assert found
+    if found.residual > ROUNDED:
+        share = f"{_number(100 * found.residual)} % of its length comes from elsewhere"
+        return f"Your gradient is no weighted sum of the microbatches' gradients: {share}.", ""
+    valid = found.counts > 0
+    weights, tokens, what = found.sequence_weights[valid], found.counts[valid], "sequences"
+    if _close(found.token_weights[found.microbatch][valid], weights):
+        tokens = torch.stack([found.counts[found.microbatch == m].sum() for m in range(len(shown.microbatches))])
+        weights, what = found.token_weights, "microbatches"
+    sizes, values = _list([f"{n:g}" for n in tokens.tolist()]), _list([_number(w) for w in weights.tolist()])
+    return f"The {what} of {sizes} tokens got {values} times the right weight: a loop that has no name here.", ""
+
+
+def _list(items: Sequence[str]) -> str:
+    return f"{', '.join(items[:-1])} and {items[-1]}" if len(items) > 1 else items[0]
+
+
+def _refused(function: object, *names: str) -> str:
+    """Why it cannot even be called."""
+    if not callable(function):
+        return f"This is a {type(function).__name__} and no function: hand over the function itself, not its result."
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some builtins have none
+        return ""
+    try:
+        signature.bind(*names)
+    except TypeError:
+        return f"Your function takes {signature}, and is called with ({', '.join(names)})."
+    return ""
+
+
+# Functions of numbers.
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """A formula to write: its arguments, the cases it is tried on, the right one, and what wrong ones compute."""
+
+    names: tuple[str, ...]
+    cases: Mapping[str, tuple[Any, ...]]
+    right: Callable[..., float]
+    wrong: Mapping[str, Callable[..., float]]
+
+    def judge(self, function: Function, seconds: float) -> Verdict:
+        """The verdict on a function of these arguments."""
+        if refused := _refused(function, *self.names):
+            return Verdict(False, tuple((check, False) for check in self.cases), refused, "")
+        outcomes: list[sandbox.Outcome] = []
+        for case in self.cases.values():
+            left = seconds - sum(outcome.seconds for outcome in outcomes)
+            outcomes.append(sandbox.run(function, *copy.deepcopy(case), seconds=max(left, 0.01)))
+        found = [_value(outcome.value) for outcome in outcomes]
+        right = [_equal(value, self.right(*case)) for value, case in zip(found, self.cases.values(), strict=True)]
+        shown = outcomes[right.index(False) if False in right else 0]
+        said = "Right in all cases." if all(right) else f"{self._slip(found)} {self._stop(outcomes, found)}".strip()
+        checks = tuple(zip(self.cases, right, strict=True))
+        return Verdict(all(right), checks, said + _aside(shown), shown.printed)
+
+    def _slip(self, found: list[float]) -> str:
+        """The first wrong number, and the wrong formula that gives all of them."""
+        tried = [(value, case) for value, case in zip(found, self.cases.values(), strict=True) if math.isfinite(value)]
+        off = [(value, case) for value, case in tried if not _equal(value, self.right(*case))]
+        if not off:
+            return ""
+        ways = (words for words, wrong in self.wrong.items() if all(_equal(each, wrong(*case)) for each, case in tried))
+        given = ", ".join(f"{name} = {each}" for name, each in zip(self.names, off[0][1], strict=True))
+        numbers = f"For {given} your function gives {show(off[0][0])}, and {show(self.right(*off[0][1]))} is right"
+        return f"{numbers}: {next(ways, 'none of the usual slips gives these numbers')}."
+
+    def _stop(self, outcomes: list[sandbox.Outcome], found: list[float]) -> str:
+        """What is no number, or what stopped it."""
+        for check, outcome, number in zip(self.cases, outcomes, found, strict=True):
+            if not math.isfinite(number):
+                value = outcome.value
+                what = str(value) if value is None or isinstance(value, float) else f"a {type(value).__name__}"
+                stop = outcome.error or f"Your function returns {what}, which is no finite number."
+                return stop if outcome is outcomes[0] else _within(check, stop)
+        return ""
+
+
+def _value(value: object) -> float:
+    """The number that was returned, NaN for anything else."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real | Tensor | np.ndarray | np.generic):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return math.nan
+
+
+def _equal(found: float, right: float) -> bool:
+    return math.isclose(found, right, rel_tol=ROUNDED)
+
+
+def _mean(total: float, count: int) -> float:
+    return total / count if count else 0.0
+
+
+TOKEN_MEAN = Exercise(
+    ("sums", "counts"),
+    {
+        "equal counts": ([6.0, 2.0], [4, 4]),
+        "unequal counts": ([8.0, 6.0], [1, 3]),
+        "one microbatch": ([9.0], [4]),
+        EMPTY: ([0.0, 5.0, 8.0], [0, 4, 2]),
+        "many microbatches": ([3.5, 9.25, 1.0, 22.0, 7.75, 0.5, 31.0], [2, 5, 1, 13, 4, 1, 9]),
+    },
+    lambda s, n: sum(s) / sum(n),
+    {
+        "it is the mean of the means, so a token of a short microbatch weighs more (mean-of-means)": (
+            lambda s, n: sum(map(_mean, s, n)) / len(n)
+        ),
+        "it is the mean of the means of those that are not empty, so a token of a short one weighs more": (
+            lambda s, n: sum(map(_mean, s, n)) / sum(count > 0 for count in n)
+        ),
+        "the means are added and never divided (sum-of-means)": lambda s, n: sum(map(_mean, s, n)),
+        "the sums are added and never divided (token-sum)": lambda s, n: sum(s),
+        "the total is divided by the number of microbatches, not of tokens": lambda s, n: sum(s) / len(n),
+        "the loss per token is divided by the number of microbatches again (double-division)": (
+            lambda s, n: sum(s) / sum(n) / len(n)
+        ),
+        "// drops the fraction, and / keeps it": lambda s, n: sum(s) // sum(n),
+        "only the last microbatch is left (last-microbatch-only)": lambda s, n: s[-1] / n[-1],
+        "it is upside down, tokens per loss": lambda s, n: sum(n) / sum(s),
+    },
+)
+FLOP = {"": 2, "a multiply-add is two FLOP and was counted as one": 1}
+BYTES: dict[str, Callable[[int, int], int]] = {
+    "": lambda b, d: 2 * b * d + d * d,
+    "one of the two b × d matrices, input or output, was not counted": lambda b, d: b * d + d * d,
+    "the d × d weights were not counted": lambda b, d: 2 * b * d,
+    "only the d × d weights were counted": lambda b, d: d * d,
+    "only one b × d matrix was counted": lambda b, d: b * d,
+}
+ITEM: dict[str, Callable[[int], int]] = {
+    "": lambda size: size,
+    "itemsize is missing": lambda size: 1,
+    "bits were counted, not bytes": lambda size: 8 * size,
+}
+POWER = {"": 1, "it is upside down, byte per FLOP": -1}
+
+
+def _intensities() -> dict[str, Callable[..., float]]:
+    """Every combination of slips, the fewest first; the first is none."""
+    tables = sorted(itertools.product(FLOP, BYTES, ITEM, POWER), key=lambda slips: sum(map(bool, slips)))
+    return {"; ".join(filter(None, slips)): functools.partial(_intensity, slips) for slips in tables}
+
+
+def _intensity(slips: tuple[str, str, str, str], b: int, d: int, itemsize: int) -> float:
+    flop, moved, size, power = slips
+    return (FLOP[flop] * b * d * d / (BYTES[moved](b, d) * ITEM[size](itemsize))) ** POWER[power]
+
+
+INTENSITY = Exercise(
+    ("microbatch", "width", "itemsize"),
+    {
+        "a single row": (1, 64, 4),
+        "as many rows as columns": (64, 64, 2),
+        "more rows than columns": (512, 96, 4),
+        "numbers of 8 bytes": (16, 32, 8),
+        "numbers of 1 byte": (8, 128, 1),
+    },
+    _intensities()[""],
+    _intensities(),
+)
+
+
+def token_mean(function: Function, *, seconds: float = 5.0) -> Verdict:
+    """Judge `token_mean(sums, counts)`: the loss per token, from each microbatch's summed loss and valid tokens.
+
+    >>> token_mean(lambda sums, counts: sum(s / max(n, 1) for s, n in zip(sums, counts)) / len(sums))
+    2 of 5 checks
+    For sums = [8.0, 6.0], counts = [1, 3] your function gives 5, and 3.5 is right: it is the mean of the means, so a \
+token of a short microbatch weighs more (mean-of-means).
+      ✓ equal counts
+      ✗ unequal counts
+      ✓ one microbatch
+      ✗ a microbatch without a valid target
+      ✗ many microbatches
+
+    `seconds` is for all five cases together; what stops a function is contained by `sandbox.run`.
+    """
+    return TOKEN_MEAN.judge(function, seconds)
+
+
+def intensity(function: Function, *, seconds: float = 5.0) -> Verdict:
+    """Judge `intensity(microbatch, width, itemsize)`: FLOP/byte of a matmul (b × d)·(d × d), operands moved once.
+
+    >>> intensity(lambda b, d, itemsize: 2 * b * d * d / (2 * b * d + d * d)).sentence
+    'For microbatch = 1, width = 64, itemsize = 4 your function gives 1.939, and 0.4848 is right: itemsize is missing.'
+
+    2bd² FLOP over itemsize · (2bd + d²) bytes: input, weights and output. Source: Williams, Waterman, Patterson 2009.
+    """
+    return INTENSITY.judge(function, seconds)

@@ -1,0 +1,371 @@
+"""Run a function that a learner wrote, and come back: whatever stops it is said in one sentence.
+
+It contains mistakes, not malice: a crash of the interpreter and a call into C that never returns are beyond it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import inspect
+import io
+import linecache
+import pickle
+import random
+import signal
+import sys
+import textwrap
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from labkit.corpus import Batch
+from labkit.declare import quantity
+
+MEMORY = 2**30
+AGAIN = 0.02  # seconds after which a loop that caught its deadline meets it again
+LINES, CHARACTERS = 5, 400
+INNER = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>")  # what stands in a line of the function, to a learner
+WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+# What a function may change for everybody: how it is read, and how it is put back.
+STATE: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "torch's random numbers": (
+        lambda: torch.get_rng_state().tolist(),
+        lambda s: torch.set_rng_state(torch.tensor(s, dtype=torch.uint8)),
+    ),
+    "numpy's random numbers": (
+        lambda: pickle.dumps(np.random.get_state()),
+        lambda s: np.random.set_state(pickle.loads(s)),
+    ),
+    "Python's random numbers": (random.getstate, random.setstate),
+    "Python's recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
+    "torch's default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "torch's grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "torch's number of threads": (torch.get_num_threads, torch.set_num_threads),
+    "torch's deterministic mode": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+}
+INSIDE: dict[str, Any] = {
+    "torch's default dtype": torch.float64,  # so that 1 / (a tensor of counts) is as exact as the gradient
+    "torch's grad mode": True,
+    "torch's number of threads": 1,  # a thread started under the memory limit could end the process
+}
+
+TOO_MUCH = "more memory than the 1 GiB it may add to what was in use"
+MEANINGS = {  # a piece of an error's type or message, and what it means here
+    "does not require grad": "the loss is cut off from the weights: by no_grad, detach, item, or a tensor made anew",
+    "backward through the graph a second time": "backward() met a loss that had its backward already",
+    "only for scalar outputs": "the loss is still one number per token: add them up before backward()",
+    "ZeroDivisionError": "where no target is valid a count is 0: divide by the count of the whole window",
+    "RecursionError": "it calls itself without end",
+    "MemoryError": TOO_MUCH,
+    "can't allocate memory": TOO_MUCH,
+    "SystemExit": "it tries to end Python, and shall just return",
+}
+
+
+class Deadline(BaseException):
+    """Raised in a function that is out of time; `except Exception` does not catch it."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a call."""
+
+    value: object = quantity("what the function returned; None if it did not")
+    error: str = quantity("one sentence on what stopped it, or nothing")
+    printed: str = quantity("the beginning of what it printed, and how much there was")
+    changed: tuple[str, ...] = quantity("global state that it changed, all of it put back")
+    seconds: float = quantity("time it took", "s")
+    late: bool = quantity("whether it was stopped because its time was over")
+
+
+def run(function: Callable[..., object], *arguments: object, seconds: float = 5.0) -> Outcome:
+    """Call a function; its exceptions, endless loops, huge allocations, floods of print and global changes end here.
+
+    >>> run(max, 1, 2).value, run(max, 1, "2").error
+    (2, "Your function raises TypeError: '>' not supported between instances of 'str' and 'int'.")
+    >>> run(lambda: print("ha" * 10**6) or torch.manual_seed(0)).changed
+    ("torch's random numbers",)
+
+    Stopped after `seconds`: on Unix in the main thread even while it sleeps, elsewhere at its next step in Python.
+    On Linux it may take 1 GiB more than what is in use. Inside, torch has the default dtype float64 and one thread.
+    KeyboardInterrupt passes through.
+    """
+    printed, outside, value, error = _Printed(), _read(), None, ""
+    watch, late, inside, start = _Watch(seconds), False, outside, time.perf_counter()
+    try:
+        _restore(outside | INSIDE)
+        inside = _read()
+        with watch.handled(), _memory(), _caught(printed):
+            try:
+                value = function(*arguments)
+            finally:
+                watch.stop()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as raised:
+        watch.stop()
+        error, late = _sentence(raised, seconds), isinstance(raised, Deadline)
+    finally:
+        took, after = time.perf_counter() - start, _read()
+        _restore(outside)
+    if inspect.iscoroutine(value):
+        value.close()
+    changed = tuple(name for name in STATE if after[name] != inside[name])
+    return Outcome(value, error, str(printed), changed, took, late)
+
+
+def _read() -> dict[str, Any]:
+    return {name: read() for name, (read, _) in STATE.items()}
+
+
+def _restore(state: dict[str, Any]) -> None:
+    for name, (read, write) in STATE.items():
+        if read() != state[name]:  # some are slow to write
+            write(state[name])
+
+
+class _Printed(io.TextIOBase):
+    """Keeps the beginning of what is written."""
+
+    def __init__(self) -> None:
+        self.kept, self.characters, self.lines = "", 0, 0
+
+    def write(self, text: str) -> int:
+        if len(self.kept) < CHARACTERS:
+            self.kept += text[:CHARACTERS]
+        self.characters += len(text)
+        self.lines += text.count("\n")
+        return len(text)
+
+    def __str__(self) -> str:
+        if self.characters <= CHARACTERS and self.lines <= LINES:
+            return self.kept.rstrip("\n")
+        shown = "\n".join(self.kept[:CHARACTERS].splitlines()[:LINES])
+        return f"{shown}\n… ({self.lines:,} lines, {self.characters:,} characters in all)"
+
+
+@contextlib.contextmanager
+def _caught(printed: _Printed) -> Iterator[None]:
+    """What is printed goes there, warnings go nowhere, and a filter set for them does not stay."""
+    quiet = warnings.catch_warnings(action="ignore")
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), quiet:
+        yield
+
+
+class _Watch(threading.Thread):
+    """Raises Deadline in the thread that made it, again and again until it is told to stop."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(daemon=True)
+        self.seconds, self.active = seconds, True
+        self.done, self.lock = threading.Event(), threading.Lock()
+        self.owner = threading.get_ident()
+        self.signals = hasattr(signal, "pthread_kill") and threading.current_thread() is threading.main_thread()
+
+    @contextlib.contextmanager
+    def handled(self) -> Iterator[None]:
+        """Runs, and meanwhile its signal is its own; an alarm set by others goes where it went before."""
+        before = signal.getsignal(signal.SIGALRM) if self.signals else None
+
+        def alarm(number: int, frame: FrameType | None) -> None:
+            if self.due and self.active:
+                raise Deadline
+            if not self.due and callable(before):
+                before(number, frame)
+
+        if self.signals:
+            signal.signal(signal.SIGALRM, alarm)
+        self.start()
+        try:
+            yield
+        finally:
+            self.stop()
+            if self.signals:
+                signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
+
+    due = False
+
+    def run(self) -> None:
+        wait = self.seconds
+        while not self.done.wait(wait):
+            self.due, wait = True, AGAIN
+            with self.lock:
+                if self.active and not _importing(sys._current_frames().get(self.owner)):
+                    self._raise()
+
+    def _raise(self) -> None:
+        if self.signals:
+            signal.pthread_kill(self.owner, signal.SIGALRM)
+        else:
+            _asynchronous(self.owner, Deadline)
+
+    def stop(self) -> None:
+        self.active = False
+        self.done.set()
+        with self.lock:
+            if not self.signals:
+                _asynchronous(self.owner, None)
+
+
+def _importing(frame: FrameType | None) -> bool:
+    """An import that is broken off leaves half a module behind, so the deadline waits for it."""
+    while frame and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
+
+
+def _asynchronous(thread: int, error: type[BaseException] | None) -> None:
+    """Raise in another thread at its next step in Python, or take back what is not raised yet."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error and ctypes.py_object(error))
+
+
+@contextlib.contextmanager
+def _memory() -> Iterator[None]:
+    """A soft limit on the address space, where its present size can be read."""
+    try:
+        import resource
+
+        with open("/proc/self/statm") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+    except (ImportError, OSError):
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limits = [each for each in (used + MEMORY, soft, hard) if each != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _sentence(error: BaseException, seconds: float) -> str:
+    """Where in the learner's own code it happened, what it was, and what that means here."""
+    where = _place(error.__traceback__)
+    if isinstance(error, Deadline):
+        return f"{where} was still running after {seconds:.2g} s, and was stopped: does a loop there end?"
+    said = f"{type(error).__name__}: {_message(error)}".removesuffix(": ")
+    meaning = next((f" ({words})" for key, words in MEANINGS.items() if key in said), "")
+    return f"{where} raises {textwrap.shorten(said, 160, placeholder=' …')}{meaning}."
+
+
+def _message(error: BaseException) -> str:
+    """Its first sentence."""
+    try:
+        return str(error).rpartition("CPUAllocator: ")[2].partition(". ")[0].strip().rstrip(".")
+    except Exception:  # a message may be code too
+        return ""
+
+
+def _place(trace: TracebackType | None) -> str:
+    """The deepest line in the file that the learner's function is from: counted from its def, as they see it."""
+    frames = []
+    while trace:
+        frames.append((trace.tb_frame.f_code, trace.tb_lineno))
+        trace = trace.tb_next
+    own = [frame for frame in frames if frame[0].co_filename != __file__ and frame[0].co_name not in INNER]
+    theirs = [frame for frame in own if frame[0].co_filename == own[0][0].co_filename]
+    if not theirs:
+        return "Your function"
+    code, line = theirs[-1]
+    text = textwrap.shorten(linecache.getline(code.co_filename, line), 60, placeholder=" …")
+    return f"Line {line - code.co_firstlineno + 1} of {code.co_name}{text and f', `{text}`,'}"
+
+
+# The arguments of an accumulation loop.
+
+
+class Watched:
+    """A model and microbatches, and what becomes of them."""
+
+    def __init__(self, model: nn.Module, microbatches: list[Batch]) -> None:
+        self.model, self.weights = model, list(model.parameters())
+        self.given = [(tokens.clone(), labels.clone()) for tokens, labels in microbatches]
+        self.inputs = [each for pair in self.given for each in pair]
+        self.before = [each.detach().clone() for each in (*self.weights, *self.inputs)]
+        self.calls = self.passes = 0
+        model.register_forward_hook(self._called)
+        self.weights[0].register_post_accumulate_grad_hook(self._passed)
+
+    def _called(self, *_: object) -> None:
+        self.calls += 1
+
+    def _passed(self, _: Tensor) -> None:
+        self.passes += 1
+
+    @property
+    def gradient(self) -> list[Tensor]:
+        """What is in .grad, where there is something."""
+        return [p.grad.detach() for p in self.weights if p.grad is not None]
+
+    def hand_over(self, model: nn.Module, _: object) -> None:
+        """The gradient that was left, to a model whose weights are as they were."""
+        for theirs, ours in zip(model.parameters(), self.weights, strict=True):
+            theirs.grad = ours.grad
+
+    def fault(self, value: object) -> str:
+        """One sentence on what is forbidden or missing, the weightiest first."""
+        if inspect.isgenerator(value) or inspect.iscoroutine(value):
+            return "Nothing in your function ran: with yield or async it only gives back an object, so leave that out."
+        return self._changed() or self._missing(value)
+
+    def _changed(self) -> str:
+        now, inputs = list(self.model.parameters()), len(self.weights)
+        same = [_same(*each) for each in zip((*self.weights, *self.inputs), self.before, strict=True)]
+        if not all(same[:inputs]) or [id(p) for p in now] != [id(p) for p in self.weights]:
+            return "Your function changes the model's weights: leave a gradient in .grad, and the optimizer to others."
+        if not all(same[inputs:]):
+            return "Your function changes the microbatches, which the next epoch sees again: change a clone() of them."
+        if not all(p.requires_grad for p in now):
+            return "Your function switches requires_grad off: those weights would never be trained again."
+        if not all(module.training for module in self.model.modules()):
+            return "Your function leaves the model in eval mode, without dropout from then on: end with model.train()."
+        return ""
+
+    def _missing(self, value: object) -> str:
+        missing = len(self.weights) - len(self.gradient)
+        if not missing:
+            return ""
+        if self.gradient:
+            return f"{missing} of {len(self.weights)} weight tensors have no gradient: take all of model.parameters()."
+        why = "backward() was never called on a loss of this model"
+        if self.passes:
+            why = f"backward() ran {times(self.passes)}, and .grad was cleared after it"
+        elif not self.calls:
+            why = "the model was never called, though a copy of it, or another one, may have been"
+        elif value is not None:
+            why = f"your function returns a {type(value).__name__} and calls no backward()"
+        return f"There is no gradient in .grad: {why}."
+
+
+def _same(now: Tensor, before: Tensor) -> bool:
+    alike = (now.shape, now.dtype, now.device) == (before.shape, before.dtype, before.device)
+    return alike and torch.equal(now.detach(), before)
+
+
+def word(count: int) -> str:
+    """A count as it is said.
+
+    >>> word(4), word(12)
+    ('four', '12')
+    """
+    return WORDS[count] if count < len(WORDS) else str(count)
+
+
+def times(count: int) -> str:
+    """How often.
+
+    >>> times(1), times(4)
+    ('once', 'four times')
+    """
+    return "once" if count == 1 else f"{word(count)} times"
