@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
@@ -18,7 +17,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, NullLocator
-from PIL import Image
 
 from labkit.declare import show
 from labkit.device import Spread
@@ -46,12 +44,17 @@ class Dots:
 
 @dataclasses.dataclass(frozen=True)
 class Patch:
-    """A rectangle of the picture in device pixels, from its upper left corner, as PNG."""
+    """A rectangle of the picture in device pixels, from its upper left corner, row by row as runs of one colour.
+
+    `colours`: red, green, blue and opacity of each run, a byte each; `lengths`: its pixels, as uint32.
+    """
 
     x: int
     y: int
-    png: bytes
-    whole: bool
+    width: int
+    height: int
+    colours: bytes
+    lengths: bytes
 
 
 class Canvas:
@@ -264,10 +267,16 @@ def _axis(axes: Axes, name: str) -> Axis:
 
 
 def encode(pixels: Pixels, top: int, bottom: int, left: int, right: int) -> Patch:
-    """A rectangle of the picture as PNG, packed fast rather than small."""
-    out = io.BytesIO()
-    Image.fromarray(pixels[top:bottom, left:right, :3]).save(out, "PNG", compress_level=1)
-    return Patch(left, top, out.getvalue(), (bottom - top, right - left) == pixels.shape[:2])
+    """A rectangle of the picture as runs of one colour.
+
+    Ten times faster to make than PNG, and the page paints them at once, where PNG is decoded some frames later; for
+    that they are two to three times as many bytes.
+    """
+    part = np.ascontiguousarray(pixels[top:bottom, left:right]).view(np.uint32)[..., 0]
+    words = part.ravel()
+    starts = np.flatnonzero(np.concatenate([[True], words[1:] != words[:-1]]))
+    lengths = np.diff(starts, append=words.size).astype(np.uint32)
+    return Patch(left, top, right - left, bottom - top, words[starts].tobytes(), lengths.tobytes())
 
 
 def changed(old: Pixels | None, new: Pixels, gap: int = 24) -> list[tuple[int, int, int, int]]:

@@ -155,10 +155,11 @@ class Panel(anywidget.AnyWidget):
         if not patches:
             return
         self._seq += 1
+        size = [round(canvas.figure.bbox.width), round(canvas.figure.bbox.height)]
         self.frame = {
             "seq": self._seq,
-            "base": None if patches[0].whole else self._seq - 1,
-            "size": [round(canvas.figure.bbox.width), round(canvas.figure.bbox.height)],
+            "base": None if [patches[0].width, patches[0].height] == size else self._seq - 1,
+            "size": size,
             "css": [canvas.page.width, canvas.height],
             "patches": _sendable(patches),
             "themes": themes,
@@ -198,4 +199,4 @@ def _sentence(error: BaseException) -> str:
 
 
 def _sendable(patches: Sequence[Patch]) -> list[Mapping[str, Any]]:
-    return [{"x": patch.x, "y": patch.y, "png": patch.png} for patch in patches]
+    return [vars(patch) for patch in patches]

@@ -7,7 +7,7 @@ function share(model) {
   const uid = model.get('uid')
   if (!shared.has(uid)) {
     const client = Math.random().toString(36).slice(2)
-    shared.set(uid, { client, sent: 0, waiting: 0, queue: [], bitmap: document.createElement('canvas'), seq: null, work: Promise.resolve() })
+    shared.set(uid, { client, sent: 0, waiting: 0, queue: [], bitmap: document.createElement('canvas'), seq: null })
   }
   return shared.get(uid)
 }
@@ -40,15 +40,19 @@ function receive(model, el) {
   if (!frame.size || frame.seq === s.seq) return
   if (frame.base !== null && frame.base !== s.seq) return model.send({ type: 'whole' })
   s.seq = frame.seq
-  s.work = s.work.then(async () => {
-    const patches = (el && isDark(el) && frame.themes?.dark) || frame.patches
-    const images = await Promise.all(patches.map(p => createImageBitmap(new Blob([p.png], { type: 'image/png' }))))
-    if (frame.base === null) [s.bitmap.width, s.bitmap.height] = frame.size
-    const pen = s.bitmap.getContext('2d')
-    images.forEach((image, i) => pen.drawImage(image, patches[i].x, patches[i].y))
-    s.shown = frame
-    s.bitmap.dispatchEvent(new Event('drawn'))
-  })
+  s.shown = frame
+  if (frame.base === null) [s.bitmap.width, s.bitmap.height] = frame.size
+  const pen = s.bitmap.getContext('2d')
+  for (const p of (el && isDark(el) && frame.themes?.dark) || frame.patches) pen.putImageData(unpack(p), p.x, p.y)
+  s.bitmap.dispatchEvent(new Event('drawn'))
+}
+
+// A rectangle is sent as runs of one colour: painted at once, where a PNG would be decoded some frames later.
+function unpack({ width, height, colours, lengths }) {
+  const words = view => new Uint32Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength))
+  const run = words(lengths), colour = words(colours), pixels = new Uint32Array(width * height)
+  for (let i = 0, at = 0; i < run.length; i++) pixels.fill(colour[i], at, at += run[i])
+  return new ImageData(new Uint8ClampedArray(pixels.buffer), width, height)
 }
 
 function h(tag, attributes = {}, ...children) {

@@ -71,7 +71,7 @@ def lab(name: str) -> labs.Lab:
         timed(spent, "total", handle, act)
         if {"compute", "draw"} <= spent.keys():
             drawn = spent.pop("")
-            size = sum(len(patch["png"]) for patch in made.frame["patches"])
+            size = sum(len(patch["colours"]) + len(patch["lengths"]) for patch in made.frame["patches"])
             limits = repr([(axes.get_xlim(), axes.get_ylim()) for axes in made.figure.axes])
             parts = {"encode": drawn - spent["draw"], "other": spent["total"] - drawn - spent["compute"]}
             rows["ours"].append({**spent, **parts, "bytes": size, "limits": limits})

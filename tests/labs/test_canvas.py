@@ -30,12 +30,13 @@ def full(canvas: Canvas) -> np.ndarray:
 def put_together(held: np.ndarray | None, canvas: Canvas) -> np.ndarray:
     """What a page holds after it has drawn the patches."""
     for patch in canvas.patches():
-        image = np.asarray(Image.open(io.BytesIO(patch.png)).convert("RGB")).astype(int)
-        if patch.whole:
+        colours = np.frombuffer(patch.colours, np.uint8).reshape(-1, 4)
+        runs = np.repeat(colours, np.frombuffer(patch.lengths, np.uint32), axis=0)
+        image = runs.reshape(patch.height, patch.width, 4)[..., :3].astype(int)
+        if (patch.height, patch.width) == (round(canvas.figure.bbox.height), round(canvas.figure.bbox.width)):
             held = image.copy()
-        else:
-            assert held is not None
-            held[patch.y : patch.y + image.shape[0], patch.x : patch.x + image.shape[1]] = image
+        assert held is not None
+        held[patch.y : patch.y + patch.height, patch.x : patch.x + patch.width] = image
     assert held is not None
     return held
 
@@ -56,9 +57,9 @@ def test_a_move_sends_a_small_part_and_no_move_sends_nothing() -> None:
     canvas, experiment = made()
     canvas.show()
     experiment.draw(canvas, Product(10))
-    whole = sum(len(patch.png) for patch in canvas.patches())
+    whole = sum(len(patch.lengths) for patch in canvas.patches())
     experiment.draw(canvas, Product(40))
-    assert 0 < sum(len(patch.png) for patch in canvas.patches()) < whole / 4
+    assert 0 < sum(len(patch.lengths) for patch in canvas.patches()) < whole / 4
     assert canvas.patches() == []
 
 

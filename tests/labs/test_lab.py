@@ -276,7 +276,7 @@ def test_styling_by_hand_travels_to_the_page(lab: Lab) -> None:
 
 def test_until_a_page_speaks_the_picture_comes_in_both_themes() -> None:
     lab = Lab([Quick()])
-    assert lab.frame["themes"]["dark"][0]["png"] != lab.frame["patches"][0]["png"]
+    assert lab.frame["themes"]["dark"][0]["colours"] != lab.frame["patches"][0]["colours"]
     page = {"width": 500, "ratio": 2, "font": 16, "text": "#eeeeee", "background": "#111111"}
     lab._receive(lab, {"type": "page", "page": page}, [])
     assert lab.frame["themes"] == {} and lab.frame["size"] == [1000, 600] and lab.frame["css"] == [500, 300]
