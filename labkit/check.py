@@ -122,7 +122,7 @@ THEN = {
     "i": Part(lambda f: 1 / (f.i + 1), ", each divided by its place in the loop (i + 1)"),
     "N": Part(lambda f: 1 / f.N, " and divided by N = {N}"),
     "B": Part(lambda f: 1 / f.B, " and divided by {B}, the number of sequences"),
-    "full": Part(lambda f: 1 / f.full, " and divided by {full}, the microbatches that have a target", cost=2),
+    "full": Part(lambda f: 1 / f.full, " and divided by {full}, the microbatches that have a target", cost=3),
     "total": Part(lambda f: f.K - f.i, ", the first {K} times: backward() ran on the running total", ONCE),
     "grad K": Part(lambda f: f.K ** (f.i - f.K), ", and .grad was divided by {k} after every backward()"),
     "grad N": Part(lambda f: f.N ** (f.i - f.K), ", and .grad was divided by {N} after every backward()"),
@@ -204,6 +204,11 @@ class Run:
         return self.found is not None and self.found.relative_error <= max(ROUNDED, self.found.tolerance.value)
 
     @property
+    def finite(self) -> bool:
+        """Whether there is a gradient, and weights in it."""
+        return self.found is not None and math.isfinite(self.found.norm)
+
+    @property
     def weights(self) -> Tensor:
         """Fitted weight × N of every sequence with a valid token."""
         return self.found.sequence_weights[self.found.counts > 0] if self.found else torch.zeros(0)
@@ -256,7 +261,6 @@ def _model(seed: int) -> Transformer:
 # Saying it.
 
 Said = tuple[str, str]  # what is wrong, and the fix
-ZERO = ": a mean over 0 targets is 0/0, the sum over them is 0"
 
 
 def _praise(runs: list[Run]) -> str:
@@ -269,16 +273,15 @@ def _praise(runs: list[Run]) -> str:
 
 
 def _faults(runs: list[Run]) -> str:
-    """An error or a fault in the first window, or else what the weights are, and what befell later windows."""
-    if first := runs[0].outcome.error or runs[0].fault:
-        return first
-    measured = [run for run in runs if run.found and math.isfinite(run.found.norm)]
+    """What befell the first window, or else what the weights are, and what befell a later one."""
+    lost = next((run for run in runs if not run.finite), None)
+    measured = [run for run in runs if run.finite]
     wrong = [run for run in measured if not run.right]
-    said, fix = _named(runs, measured, wrong) if wrong else ("", "")
-    for run in runs:
-        if run not in measured:
-            lost = run.outcome.error or run.fault or f"the gradient is not finite{ZERO if run.check == EMPTY else ''}."
-            return f"{said} {_within(run.check, lost)}".strip()
+    said, fix = _named(measured, wrong[0]) if wrong and lost is not runs[0] else ("", "")
+    if lost:
+        zero = ": a mean over 0 targets is 0/0, the sum over them is 0" if lost.check == EMPTY else ""
+        what = lost.outcome.error or lost.fault or f"The gradient is not finite{zero}."
+        return f"{said} {_within(lost.check, what)}".strip() if lost is not runs[0] else what
     return f"{said} {fix and f'The fix: {fix}.'}".strip()
 
 
@@ -290,28 +293,25 @@ def _aside(outcome: sandbox.Outcome) -> str:
     return f" (It also changed {' and '.join(outcome.changed)}; that was put back.)" if outcome.changed else ""
 
 
-def _named(runs: list[Run], measured: list[Run], wrong: list[Run]) -> Said:
-    """What wrong gradients are; the window shown is the first of several microbatches."""
-    shown = next((run for run in wrong if len(run.microbatches) > 1), wrong[0])
+def _named(measured: list[Run], shown: Run) -> Said:
+    """What wrong gradients are; `shown` is the window that the numbers come from."""
     if not any(run.weights.any() for run in measured):
         return f"The gradient is zero: backward() ran {times(shown.passes)}, and .grad was cleared after it.", ""
     if all(run.found.residual <= ROUNDED for run in measured if run.found):
-        return _loop(runs, measured, shown) or _clipped(wrong) or _plainly(shown)
-    return _clipped(wrong) or _other_loss(shown) or _plainly(shown)
+        return _loop(measured, shown) or _clipped(measured) or _plainly(shown)
+    return _clipped(measured) or _other_loss(shown) or _plainly(shown)
 
 
-def _loop(runs: list[Run], measured: list[Run], shown: Run) -> Said | None:
-    """The simplest loop that predicts every weight; None where two as simple ones would differ in the other windows."""
-    f, everywhere = (counts(*(run.microbatches for run in each)) for each in (measured, runs))
+def _loop(measured: list[Run], shown: Run) -> Said | None:
+    """The simplest loop that predicts every weight; None where others as simple would differ in another window."""
+    f, everywhere = counts(*(run.microbatches for run in measured)), counts(*(_window(*row[1:]) for row in WINDOWS))
     found = torch.cat([run.weights for run in measured])
     fitting = [loop for loop in itertools.product(WHICH, DIVIDED, THEN) if _close(predicted(loop, f), found)]
     if not fitting:
         return _always(f, found, shown) if len(measured) > 2 else None
-    best, *others = sorted(fitting, key=_cost)
-    for other in others:
-        if _cost(other) == _cost(best) and not _close(predicted(other, everywhere), predicted(best, everywhere)):
-            return None
-    return _story(best, shown, THEN[best[2]])
+    best = min(fitting, key=_cost)
+    equals = [predicted(loop, everywhere) for loop in fitting if _cost(loop) == _cost(best)]
+    return _story(best, shown, THEN[best[2]]) if all(_close(each, equals[0]) for each in equals) else None
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
@@ -366,10 +366,10 @@ def _number(value: float) -> str:
     return f"{value:.2f}" if 0.0995 <= abs(value) < 1000 else f"{value:.3g}" if abs(value) > 1e-9 else "0"
 
 
-def _clipped(wrong: list[Run]) -> Said | None:
+def _clipped(measured: list[Run]) -> Said | None:
     """A length that is the same in all windows, where the right ones differ."""
-    norms, rights = zip(*((run.found.norm, run.found.right_norm) for run in wrong if run.found), strict=True)
-    if len(wrong) < 3 or max(norms) > min(norms) * (1 + ROUNDED):
+    norms, rights = zip(*((run.found.norm, run.found.right_norm) for run in measured if run.found), strict=True)
+    if len(measured) < 3 or max(norms) > min(norms) * (1 + ROUNDED):
         return None
     span = f"the full batch's {_number(min(rights))} to {_number(max(rights))}"
     said = f"Your gradient has the length {_number(norms[0])} in every window, {span}: it was clipped inside."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import inspect
 import random
 import signal
 import sys
@@ -38,18 +38,24 @@ def empty_loop() -> None:
         pass
 
 
+caught: list[Exception] = []
+
+
 def stubborn_loop() -> None:
     while True:
         try:
-            torch.ones(10)
-        except Exception:
-            continue
+            sum(n for n in range(50))
+        except Exception as error:
+            caught.append(error)
 
 
 def bare_except() -> None:
     while True:
-        with contextlib.suppress(BaseException):
-            sum(range(100))
+        try:
+            for _ in range(50):
+                pass
+        except:  # noqa: E722
+            continue
 
 
 def prints() -> None:
@@ -63,8 +69,8 @@ def test_an_endless_loop_is_stopped(function: Callable[[], None], where: Callabl
     start = time.perf_counter()
     outcome = where(function, seconds=0.3)
     assert outcome.late and outcome.error.endswith(ENDS) and function.__name__ in outcome.error
-    assert time.perf_counter() - start < 5
-    assert where(lambda: 3, seconds=0.3).value == 3
+    assert time.perf_counter() - start < 20
+    assert where(lambda: 3, seconds=0.3).value == 3 and not caught
 
 
 def test_sleep_is_stopped() -> None:
@@ -87,25 +93,48 @@ def test_an_import_is_not_broken_off(tmp_path: Any, monkeypatch: pytest.MonkeyPa
     assert run(imports, seconds=0.2).value is True or sys.modules["slow_to_import"].ready
 
 
-def test_signals_threads_and_limits_are_as_before() -> None:
-    resource = pytest.importorskip("resource")
+def test_a_loop_is_stopped_in_a_script_that_is_being_imported(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "an_exercise.py").write_text(
+        "from labkit import sandbox\n\ndef endless():\n    while True: pass\n\n"
+        "outcome = sandbox.run(endless, seconds=0.2)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import an_exercise  # type: ignore[import-not-found]
+
+    assert an_exercise.outcome.late
+
+
+def test_signals_and_threads_are_as_before() -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGALRM, lambda number, _: seen.append(number))
     try:
-        handler, limit, threads = (
-            signal.getsignal(signal.SIGALRM),
-            resource.getrlimit(resource.RLIMIT_AS),
-            threading.active_count(),
-        )
+        handler, threads = signal.getsignal(signal.SIGALRM), threading.active_count()
         run(empty_loop, seconds=0.1)
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         run(lambda: time.sleep(0.2), seconds=5)
         assert seen == [signal.SIGALRM]  # an alarm of others reaches them
-        assert signal.getsignal(signal.SIGALRM) is handler and resource.getrlimit(resource.RLIMIT_AS) == limit
+        assert signal.getsignal(signal.SIGALRM) is handler
         time.sleep(0.05)
         assert threading.active_count() <= threads
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+def test_a_limit_is_as_before() -> None:
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (2**46, before[1]))
+        run(lambda: None)
+        assert resource.getrlimit(resource.RLIMIT_AS) == (2**46, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_a_coroutine_is_closed() -> None:
+    async def waits() -> None: ...
+
+    assert inspect.getcoroutinestate(run(waits).value) == inspect.CORO_CLOSED  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no limit of the address space elsewhere")
@@ -122,10 +151,10 @@ def test_memory_ends_at_a_gibibyte() -> None:
             kept.append(bytearray(10**8))
 
     for function in (one_tensor, touched):
-        error = run(function).error
+        error = run(function, seconds=60).error
         assert f"of {function.__name__}, `torch." in error and "can't allocate memory: you tried to allocate" in error
         assert error.endswith("(more memory than the 1 GiB it may add to what was in use).")
-    assert run(many).error == (
+    assert run(many, seconds=60).error == (
         "Line 4 of many, `kept.append(bytearray(10**8))`, raises MemoryError"
         " (more memory than the 1 GiB it may add to what was in use)."
     )
@@ -220,7 +249,11 @@ def test_output_is_kept_and_cut() -> None:
     assert run(lambda: sys.stdout.write("no end of line")).printed == "no end of line"
 
 
-def test_warning_filters_are_put_back() -> None:
+def test_warnings_are_not_shown_and_their_filters_put_back() -> None:
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        run(lambda: warnings.warn("beware", stacklevel=1))
+    assert not shown
     before = list(warnings.filters)
     run(lambda: warnings.simplefilter("ignore"))
     assert warnings.filters == before
@@ -228,7 +261,7 @@ def test_warning_filters_are_put_back() -> None:
 
 def test_a_call_costs_little() -> None:
     run(lambda: None)
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(20):
         run(lambda: None)
-    assert (time.perf_counter() - start) / 20 < 0.05
+    assert (time.process_time() - start) / 20 < 0.05
