@@ -6,7 +6,7 @@ from typing import Any
 from labkit.errors import LabError
 
 __version__ = "0.1.0"
-__all__ = ["LabError", "labs", "roofline"]
+__all__ = ["LabError", "accumulation", "check", "labs", "roofline"]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,18 +6,12 @@ tables below predicts the weights found in every hidden window; otherwise the we
 
 from __future__ import annotations
 
-import copy
-import functools
-import inspect
 import itertools
 import math
-import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,37 +19,22 @@ from torch import Tensor
 from labkit import sandbox
 from labkit.accumulation import Comparison, compare
 from labkit.corpus import Batch, batch, split
-from labkit.declare import quantity, show
+from labkit.declare import show
 from labkit.device import quota_threads
 from labkit.fit import fit
-from labkit.nets import IGNORE, Transformer, sequence_gradients, valid_tokens
-from labkit.rules import COUNT_FIRST, rule
+from labkit.formulas import INTENSITY as INTENSITY
+from labkit.formulas import TOKEN_MEAN as TOKEN_MEAN
+from labkit.formulas import Exercise as Exercise
+from labkit.loops import ALWAYS, DIVIDED, NAMED, ONCE, THEN, WHICH, Loop, Part, counts, predicted
+from labkit.nets import IGNORE, Transformer, sequence_gradients
+from labkit.rules import rule
 from labkit.sandbox import times, word
-from labkit.tolerance import gamma
-
-Function = Callable[..., object]
-ROUNDED = gamma(16, torch.float32)  # what a few numbers in float32 on the way explain
-
-
-@dataclass(frozen=True, repr=False)
-class Verdict:
-    """What a function does, and which of the checks it passes."""
-
-    passed: bool = quantity("whether all checks hold")
-    checks: tuple[tuple[str, bool], ...] = quantity("each check, and whether it holds")
-    sentence: str = quantity("what the function does, with its number")
-    printed: str = quantity("the beginning of what it printed")
-
-    def __repr__(self) -> str:
-        rows = [f"  {'✓' if ok else '✗'} {name}" for name, ok in self.checks]
-        printed = ["Your function printed:", self.printed] if self.printed else []
-        return "\n".join([f"{sum(ok for _, ok in self.checks)} of {len(rows)} checks", self.sentence, *rows, *printed])
-
+from labkit.verdict import EMPTY, ROUNDED, Function, Verdict, aside, listed, refused, within
+from labkit.watched import Watched
 
 # The hidden windows: check, seed, sequences, shortest and full length, K, and which microbatch is empty. Equal counts
 # hide many faults, so where something else is tried the counts are equal.
 
-EMPTY = "a microbatch without a valid target"
 WINDOWS = (
     ("unequal counts", 399, 9, 4, 32, 4, None),
     ("other numbers of microbatches, 1 among them", 2, 6, 24, 24, 3, None),
@@ -73,113 +52,6 @@ def _window(seed: int, sequences: int, shortest: int, length: int, K: int, empty
     if empty is not None:
         microbatches[empty][1].fill_(IGNORE)
     return microbatches
-
-
-# A loop decides three things: which microbatches stay, what their sums are divided by, and what comes on top.
-# Each table has the right decision first; f holds the counts of a window, once for each of its sequences.
-
-
-@dataclass(frozen=True)
-class Part:
-    """One decision: its number for every sequence, the words for it, the fix, and how far it is from right."""
-
-    value: Callable[[Any], Tensor]
-    words: str = ""
-    fix: str = COUNT_FIRST
-    cost: int = 1
-
-
-LOOK = "let the loop run over all microbatches, with no return or break in it"
-ONCE = "call backward() on each loss by itself, or once on their sum"
-PADDED, SHIFT, SEQUENCES = (rule(word).fix for word in ("padded-count", "unshifted-count", "sequence-means"))
-WHICH = {
-    "all": Part(lambda f: f.one, cost=0),
-    "last": Part(lambda f: f.i == f.K - 1, "Only the last of {K} microbatches is", rule("last-microbatch-only").fix),
-    "first": Part(lambda f: f.i == 0, "Only the first of {K} microbatches is", LOOK),
-    "but last": Part(lambda f: f.i < f.K - 1, "All but the last of {K} microbatches are", LOOK),
-    "but first": Part(lambda f: f.i > 0, "All but the first of {K} microbatches are", LOOK),
-}
-DIVIDED = {
-    "N": Part(lambda f: f.N, "sums, each over N = {N}, were added", cost=0),
-    "1": Part(lambda f: f.one, "sums were added{never}"),
-    "n": Part(lambda f: f.n, "means were added{never}"),
-    "PADDED": Part(lambda f: f.PADDED, "sums, each over {PADDED}, a count with the padding in it, were added", PADDED),
-    "padded": Part(lambda f: f.padded, "means over targets and padding were added{never}", PADDED),
-    "SIZE": Part(lambda f: f.SIZE, "sums, each over {SIZE}, the size of all label tensors, were added", PADDED),
-    "size": Part(lambda f: f.size, "sums, each over the size of its label tensor, were added{never}", PADDED),
-    "LABELS": Part(lambda f: f.LABELS, "sums, each over {LABELS}, the labels before the shift, were added", SHIFT),
-    "labels": Part(lambda f: f.labels, "sums, each over its labels before the shift, were added{never}", SHIFT),
-    "seen": Part(lambda f: f.seen, "sums, each over the tokens seen so far and not over N = {N}, were added"),
-    "last": Part(lambda f: f.last, "sums, each over {last}, the tokens of the last microbatch alone, were added"),
-    "first": Part(lambda f: f.first, "sums, each over {first}, the tokens of the first microbatch alone, were added"),
-    "s": Part(lambda f: f.s, "microbatches gave the mean of each sequence, and these were added{never}", SEQUENCES),
-    "s b": Part(lambda f: f.s * f.b, "averages of sequence means were added{never}", SEQUENCES),
-    "b": Part(lambda f: f.b, "sums, each over its number of sequences, were added{never}"),
-}
-THEN = {
-    "": Part(lambda f: f.one, cost=0),
-    "K": Part(lambda f: 1 / f.K, " and divided by {k}, the number of microbatches"),
-    "i": Part(lambda f: 1 / (f.i + 1), ", each divided by its place in the loop (i + 1)"),
-    "N": Part(lambda f: 1 / f.N, " and divided by N = {N}"),
-    "B": Part(lambda f: 1 / f.B, " and divided by {B}, the number of sequences"),
-    "full": Part(lambda f: 1 / f.full, " and divided by {full}, the microbatches that have a target", cost=3),
-    "total": Part(lambda f: f.K - f.i, ", the first {K} times: backward() ran on the running total", ONCE),
-    "grad K": Part(lambda f: f.K ** (f.i - f.K), ", and .grad was divided by {k} after every backward()"),
-    "grad N": Part(lambda f: f.N ** (f.i - f.K), ", and .grad was divided by {N} after every backward()"),
-}
-ALWAYS = Part(lambda f: f.one, " and {by} in every window, whatever it holds", "leave that number out")
-NAMED = {
-    ("all", "n", "K"): "mean-of-means",
-    ("all", "n", ""): "sum-of-means",
-    ("all", "1", ""): "token-sum",
-    ("all", "N", "K"): "double-division",
-    ("all", "PADDED", ""): "padded-count",
-    ("all", "LABELS", ""): "unshifted-count",
-    ("all", "s", "B"): "sequence-means",
-    ("last", "N", ""): "last-microbatch-only",
-    ("all", "n", "always"): "tail-divided-by-k",
-}
-Loop = tuple[str, str, str]
-
-
-def predicted(loop: Loop, f: SimpleNamespace) -> Tensor:
-    """The weight × N that a loop of the tables gives every sequence with a valid token.
-
-    >>> labels = torch.tensor([[7, 8, 9, IGNORE], [7, 8, IGNORE, IGNORE]])
-    >>> predicted(("all", "n", "K"), counts([(labels[:1], labels[:1]), (labels[1:], labels[1:])]))
-    tensor([0.7500, 1.5000], dtype=torch.float64)
-    """
-    which, divided, then = loop
-    weights: Tensor = WHICH[which].value(f) * f.N / DIVIDED[divided].value(f) * THEN[then].value(f)
-    return weights
-
-
-def counts(*windows: Sequence[Batch]) -> SimpleNamespace:
-    """All that a weight may depend on, for every sequence with a valid token, windows one after the other.
-
-    >>> labels = torch.tensor([[7, 8, 9, IGNORE], [7, 8, IGNORE, IGNORE]])
-    >>> counts([(labels, labels)]).s
-    tensor([2., 1.], dtype=torch.float64)
-
-    Small letters are counts of the sequence's microbatch, but for s, its own; capitals those of its window.
-    """
-    tables = [_count([labels for _, labels in window]) for window in windows]
-    return SimpleNamespace(**{name: torch.cat([table[name] for table in tables]) for name in tables[0]})
-
-
-def _count(labels: Sequence[Tensor]) -> dict[str, Tensor]:
-    s = torch.cat([(each[:, 1:] != IGNORE).sum(1) for each in labels])
-    rows = [
-        (i, valid_tokens(each), each[:, 1:].numel(), each.numel(), int((each != IGNORE).sum()), len(each))
-        for i, each in enumerate(labels)
-    ]
-    of_each = dict(zip(("i", "n", "padded", "size", "labels", "b"), torch.tensor(rows).T.double(), strict=True))
-    n = of_each["n"]
-    whole = {name.upper(): values.sum() for name, values in of_each.items()}
-    whole |= {"last": n[-1], "first": n[0], "full": (n > 0).sum(), "K": torch.tensor(len(n)), "one": torch.tensor(1)}
-    each = of_each | {"seen": n.cumsum(0)} | {name: value.double().expand(len(n)) for name, value in whole.items()}
-    spread = {name: values.repeat_interleave(of_each["b"].long()) for name, values in each.items()}
-    return {name: values[s > 0] for name, values in (spread | {"s": s.double()}).items()}
 
 
 # Running a loop.
@@ -229,8 +101,8 @@ def accumulate(function: Function, *, seconds: float = 5.0) -> Verdict:
     batch's up to rounding. `seconds`: for all windows together; what stops a loop is contained by `sandbox.run`.
     """
     held = dict.fromkeys((check for check, *_ in WINDOWS), False)
-    if refused := _refused(function, "model", "microbatches"):
-        return Verdict(False, tuple(held.items()), refused, "")
+    if why := refused(function, "model", "microbatches"):
+        return Verdict(False, tuple(held.items()), why, "")
     runs: list[Run] = []
     for check, seed, *window in WINDOWS:
         left = max(seconds - sum(run.outcome.seconds for run in runs), seconds / 5)
@@ -242,11 +114,11 @@ def accumulate(function: Function, *, seconds: float = 5.0) -> Verdict:
         held[check] = all(ok for ok, row in zip(right, WINDOWS, strict=True) if row[0] == check)
     shown = next((run for run in runs if not run.right), runs[0]).outcome
     sentence = _praise(runs) if all(held.values()) else _faults(runs)
-    return Verdict(all(held.values()), tuple(held.items()), sentence + _aside(shown), shown.printed)
+    return Verdict(all(held.values()), tuple(held.items()), sentence + aside(shown), shown.printed)
 
 
 def _run(function: Function, check: str, seed: int, microbatches: list[Batch], seconds: float) -> Run:
-    watched = sandbox.Watched(_model(seed), microbatches)
+    watched = Watched(_model(seed), microbatches)
     outcome = sandbox.run(function, watched.model, watched.given, seconds=seconds)
     fault = "" if outcome.error else watched.fault(outcome.value)
     measured = not outcome.error and not fault
@@ -281,16 +153,8 @@ def _faults(runs: list[Run]) -> str:
     if lost:
         zero = ": a mean over 0 targets is 0/0, the sum over them is 0" if lost.check == EMPTY else ""
         what = lost.outcome.error or lost.fault or f"The gradient is not finite{zero}."
-        return f"{said} {_within(lost.check, what)}".strip() if lost is not runs[0] else what
+        return f"{said} {within(lost.check, what)}".strip() if lost is not runs[0] else what
     return f"{said} {fix and f'The fix: {fix}.'}".strip()
-
-
-def _within(check: str, what: str) -> str:
-    return f"In the check “{check}” {what[0].lower()}{what[1:]}"
-
-
-def _aside(outcome: sandbox.Outcome) -> str:
-    return f" (It also changed {' and '.join(outcome.changed)}; that was put back.)" if outcome.changed else ""
 
 
 def _named(measured: list[Run], shown: Run) -> Said:
@@ -411,163 +275,8 @@ def _plainly(shown: Run) -> Said:
     if _close(found.token_weights[found.microbatch][valid], weights):
         tokens = torch.stack([found.counts[found.microbatch == m].sum() for m in range(len(shown.microbatches))])
         weights, what = found.token_weights, "microbatches"
-    sizes, values = _list([f"{n:g}" for n in tokens.tolist()]), _list([_number(w) for w in weights.tolist()])
+    sizes, values = listed([f"{n:g}" for n in tokens.tolist()]), listed([_number(w) for w in weights.tolist()])
     return f"The {what} of {sizes} tokens got {values} times the right weight: a loop that has no name here.", ""
-
-
-def _list(items: Sequence[str]) -> str:
-    return f"{', '.join(items[:-1])} and {items[-1]}" if len(items) > 1 else items[0]
-
-
-def _refused(function: object, *names: str) -> str:
-    """Why it cannot even be called."""
-    if not callable(function):
-        return f"This is a {type(function).__name__} and no function: hand over the function itself, not its result."
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some builtins have none
-        return ""
-    try:
-        signature.bind(*names)
-    except TypeError:
-        return f"Your function takes {signature}, and is called with ({', '.join(names)})."
-    return ""
-
-
-# Functions of numbers.
-
-
-@dataclass(frozen=True)
-class Exercise:
-    """A formula to write: its arguments, the cases it is tried on, the right one, and what wrong ones compute."""
-
-    names: tuple[str, ...]
-    cases: Mapping[str, tuple[Any, ...]]
-    right: Callable[..., float]
-    wrong: Mapping[str, Callable[..., float]]
-
-    def judge(self, function: Function, seconds: float) -> Verdict:
-        """The verdict on a function of these arguments."""
-        if refused := _refused(function, *self.names):
-            return Verdict(False, tuple((check, False) for check in self.cases), refused, "")
-        outcomes: list[sandbox.Outcome] = []
-        for case in self.cases.values():
-            left = seconds - sum(outcome.seconds for outcome in outcomes)
-            outcomes.append(sandbox.run(function, *copy.deepcopy(case), seconds=max(left, 0.01)))
-        found = [_value(outcome.value) for outcome in outcomes]
-        right = [_equal(value, self.right(*case)) for value, case in zip(found, self.cases.values(), strict=True)]
-        shown = outcomes[right.index(False) if False in right else 0]
-        said = "Right in all cases." if all(right) else f"{self._slip(found)} {self._stop(outcomes, found)}".strip()
-        checks = tuple(zip(self.cases, right, strict=True))
-        return Verdict(all(right), checks, said + _aside(shown), shown.printed)
-
-    def _slip(self, found: list[float]) -> str:
-        """The first wrong number, and the wrong formula that gives all of them."""
-        tried = [(value, case) for value, case in zip(found, self.cases.values(), strict=True) if math.isfinite(value)]
-        off = [(value, case) for value, case in tried if not _equal(value, self.right(*case))]
-        if not off:
-            return ""
-        ways = (words for words, wrong in self.wrong.items() if all(_equal(each, wrong(*case)) for each, case in tried))
-        given = ", ".join(f"{name} = {each}" for name, each in zip(self.names, off[0][1], strict=True))
-        numbers = f"For {given} your function gives {show(off[0][0])}, and {show(self.right(*off[0][1]))} is right"
-        return f"{numbers}: {next(ways, 'none of the usual slips gives these numbers')}."
-
-    def _stop(self, outcomes: list[sandbox.Outcome], found: list[float]) -> str:
-        """What is no number, or what stopped it."""
-        for check, outcome, number in zip(self.cases, outcomes, found, strict=True):
-            if not math.isfinite(number):
-                value = outcome.value
-                what = str(value) if value is None or isinstance(value, float) else f"a {type(value).__name__}"
-                stop = outcome.error or f"Your function returns {what}, which is no finite number."
-                return stop if outcome is outcomes[0] else _within(check, stop)
-        return ""
-
-
-def _value(value: object) -> float:
-    """The number that was returned, NaN for anything else."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real | Tensor | np.ndarray | np.generic):
-        return math.nan
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        return math.nan
-
-
-def _equal(found: float, right: float) -> bool:
-    return math.isclose(found, right, rel_tol=ROUNDED)
-
-
-def _mean(total: float, count: int) -> float:
-    return total / count if count else 0.0
-
-
-TOKEN_MEAN = Exercise(
-    ("sums", "counts"),
-    {
-        "equal counts": ([6.0, 2.0], [4, 4]),
-        "unequal counts": ([8.0, 6.0], [1, 3]),
-        "one microbatch": ([9.0], [4]),
-        EMPTY: ([0.0, 5.0, 8.0], [0, 4, 2]),
-        "many microbatches": ([3.5, 9.25, 1.0, 22.0, 7.75, 0.5, 31.0], [2, 5, 1, 13, 4, 1, 9]),
-    },
-    lambda s, n: sum(s) / sum(n),
-    {
-        "it is the mean of the means, so a token of a short microbatch weighs more (mean-of-means)": (
-            lambda s, n: sum(map(_mean, s, n)) / len(n)
-        ),
-        "it is the mean of the means of those that are not empty, so a token of a short one weighs more": (
-            lambda s, n: sum(map(_mean, s, n)) / sum(count > 0 for count in n)
-        ),
-        "the means are added and never divided (sum-of-means)": lambda s, n: sum(map(_mean, s, n)),
-        "the sums are added and never divided (token-sum)": lambda s, n: sum(s),
-        "the total is divided by the number of microbatches, not of tokens": lambda s, n: sum(s) / len(n),
-        "the loss per token is divided by the number of microbatches again (double-division)": (
-            lambda s, n: sum(s) / sum(n) / len(n)
-        ),
-        "// drops the fraction, and / keeps it": lambda s, n: sum(s) // sum(n),
-        "only the last microbatch is left (last-microbatch-only)": lambda s, n: s[-1] / n[-1],
-        "it is upside down, tokens per loss": lambda s, n: sum(n) / sum(s),
-    },
-)
-FLOP = {"": 2, "a multiply-add is two FLOP and was counted as one": 1}
-BYTES: dict[str, Callable[[int, int], int]] = {
-    "": lambda b, d: 2 * b * d + d * d,
-    "one of the two b × d matrices, input or output, was not counted": lambda b, d: b * d + d * d,
-    "the d × d weights were not counted": lambda b, d: 2 * b * d,
-    "only the d × d weights were counted": lambda b, d: d * d,
-    "only one b × d matrix was counted": lambda b, d: b * d,
-}
-ITEM: dict[str, Callable[[int], int]] = {
-    "": lambda size: size,
-    "itemsize is missing": lambda size: 1,
-    "bits were counted, not bytes": lambda size: 8 * size,
-}
-POWER = {"": 1, "it is upside down, byte per FLOP": -1}
-
-
-def _intensities() -> dict[str, Callable[..., float]]:
-    """Every combination of slips, the fewest first; the first is none."""
-    tables = sorted(itertools.product(FLOP, BYTES, ITEM, POWER), key=lambda slips: sum(map(bool, slips)))
-    return {"; ".join(filter(None, slips)): functools.partial(_intensity, slips) for slips in tables}
-
-
-def _intensity(slips: tuple[str, str, str, str], b: int, d: int, itemsize: int) -> float:
-    flop, moved, size, power = slips
-    return (FLOP[flop] * b * d * d / (BYTES[moved](b, d) * ITEM[size](itemsize))) ** POWER[power]
-
-
-INTENSITY = Exercise(
-    ("microbatch", "width", "itemsize"),
-    {
-        "a single row": (1, 64, 4),
-        "as many rows as columns": (64, 64, 2),
-        "more rows than columns": (512, 96, 4),
-        "numbers of 8 bytes": (16, 32, 8),
-        "numbers of 1 byte": (8, 128, 1),
-    },
-    _intensities()[""],
-    _intensities(),
-)
 
 
 def token_mean(function: Function, *, seconds: float = 5.0) -> Verdict:

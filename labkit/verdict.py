@@ -1,0 +1,74 @@
+"""What a learner is told about a function: how many checks hold, and one sentence on what it really does."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from labkit import sandbox
+from labkit.declare import quantity
+from labkit.tolerance import gamma
+
+Function = Callable[..., object]
+ROUNDED = gamma(16, torch.float32)  # what a few numbers in float32 on the way explain
+EMPTY = "a microbatch without a valid target"  # a check of loops and formulas alike
+
+
+@dataclass(frozen=True, repr=False)
+class Verdict:
+    """What a function does, and which of the checks it passes."""
+
+    passed: bool = quantity("whether all checks hold")
+    checks: tuple[tuple[str, bool], ...] = quantity("each check, and whether it holds")
+    sentence: str = quantity("what the function does, with its number")
+    printed: str = quantity("the beginning of what it printed")
+
+    def __repr__(self) -> str:
+        rows = [f"  {'✓' if ok else '✗'} {name}" for name, ok in self.checks]
+        printed = ["Your function printed:", self.printed] if self.printed else []
+        return "\n".join([f"{sum(ok for _, ok in self.checks)} of {len(rows)} checks", self.sentence, *rows, *printed])
+
+
+def refused(function: object, *names: str) -> str:
+    """Why it cannot even be called."""
+    if not callable(function):
+        return f"This is a {type(function).__name__} and no function: hand over the function itself, not its result."
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some builtins have none
+        return ""
+    try:
+        signature.bind(*names)
+    except TypeError:
+        return f"Your function takes {signature}, and is called with ({', '.join(names)})."
+    return ""
+
+
+def within(check: str, what: str) -> str:
+    """A sentence that holds in one check only.
+
+    >>> within("equal counts", "Your function returns None.")
+    'In the check “equal counts” your function returns None.'
+    """
+    return f"In the check “{check}” {what[0].lower()}{what[1:]}"
+
+
+def aside(outcome: sandbox.Outcome) -> str:
+    """What a function changed besides, or nothing.
+
+    >>> aside(sandbox.run(torch.manual_seed, 0))
+    " (It also changed torch's random numbers; that was put back.)"
+    """
+    return f" (It also changed {' and '.join(outcome.changed)}; that was put back.)" if outcome.changed else ""
+
+
+def listed(items: Sequence[str]) -> str:
+    """Items as they are said.
+
+    >>> listed(["3", "11", "20"])
+    '3, 11 and 20'
+    """
+    return f"{', '.join(items[:-1])} and {items[-1]}" if len(items) > 1 else items[0]
