@@ -187,3 +187,12 @@ def show(value: object) -> str:
     if math.isfinite(number) and number == int(number) and abs(number) < 1e15:
         return str(int(number))
     return f"{number:.4g}"
+
+
+def three(value: float) -> str:
+    """A number with three digits: no measured figure has more.
+
+    >>> three(158.9123), three(8388608)
+    ('159', '8390000')
+    """
+    return show(float(f"{value:.3g}"))

@@ -253,6 +253,44 @@ def test_after_a_restart_one_line_says_so(opened: Opened) -> None:
     until(lambda: "run this cell again" in page.get_by_role("alert").inner_text())
 
 
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_weight_of_each_token_is_predicted_seen_and_mended(opened: Opened, dark: bool) -> None:
+    cell = "import labkit\nlab = labkit.labs.accumulation('weights', sequences=2, accumulation_steps=2, seed=3)\nlab"
+    page = opened(cell, dark=dark)
+    page.get_by_label("The heaviest token: how many times its right weight?").fill("4.375")
+    page.get_by_role("button", name="Step", exact=True).click()
+    until(lambda: "exactly" in words(page, "score"))
+    wrong = pixels(page)
+    page.get_by_label("rule", exact=True).select_option("token-mean")
+    until(lambda: "hidden" in words(page, "sentence"))
+    page.get_by_role("button", name="Step", exact=True).click()
+    until(lambda: "equal to the full batch" in words(page, "headline"))
+    until(lambda: pixels(page) != wrong)
+    found = Axe().run(page, context=".lk").response["violations"]
+    assert [v["id"] for v in found if v["impact"] in ("serious", "critical")] == []
+
+
+def test_two_trainings_are_drawn_while_they_run(opened: Opened) -> None:
+    page = opened("import labkit\nlab = labkit.labs.accumulation('trainings', updates=200)\nlab")
+    page.get_by_role("button", name="Step", exact=True).click()
+    until(lambda: "of 200 updates" in words(page, "headline"))
+    early = pixels(page)
+    until(lambda: pixels(page) != early)
+    page.get_by_role("button", name="Stop", exact=True).click()
+    until(lambda: not page.get_by_role("button", name="Stop", exact=True).is_visible())
+    assert "of 200 updates" in words(page, "headline")
+
+
+def test_a_learners_own_loop_is_judged_in_the_notebook(opened: Opened) -> None:
+    loop = """from labkit import check, nets
+def accumulate(model, microbatches):
+    for tokens, labels in microbatches:
+        nets.next_token_loss(model, tokens, labels, "mean").backward()
+check.accumulate(accumulate)"""
+    page = opened(CEILING, loop)
+    until(lambda: "four means were added and never divided" in page.locator(".jp-OutputArea-output").last.inner_text())
+
+
 def test_the_installation_answers(opened: Opened) -> None:
     page = opened("import labkit\nlabkit.labs.installation()", CEILING)
     until(

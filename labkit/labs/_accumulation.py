@@ -11,7 +11,7 @@ import torch
 
 from labkit import accumulation, equivalence, rules, training
 from labkit.accumulation import Comparison
-from labkit.declare import show
+from labkit.declare import three
 from labkit.equivalence import ByHand, Conditions, Empty
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment
@@ -19,11 +19,6 @@ from labkit.labs._map import WeightMap
 from labkit.training import Trainings
 
 ROWS, COLUMNS = 32, 32
-
-
-def three(value: float) -> str:
-    """A number with three digits."""
-    return show(float(f"{value:.3g}"))
 
 
 def percent(value: float) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from labkit import roofline
-from labkit.declare import show
+from labkit.declare import show, three
 from labkit.device import Spread
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment
@@ -121,7 +121,7 @@ class Measured(Experiment[roofline.Sweep]):
         if not result.rows:
             return "Measuring the roofs"
         best = max(result.rows, key=lambda row: row.rates.median)
-        return f"b = 1: {show3(result.rows[0].rates.median)} GFLOP/s; b = {best.microbatch}: {show3(best.rates.median)}"
+        return f"b = 1: {three(result.rows[0].rates.median)} GFLOP/s; b = {best.microbatch}: {three(best.rates.median)}"
 
     def describe(self, result: roofline.Sweep) -> str:
         machine = result.machine
@@ -134,7 +134,7 @@ class Measured(Experiment[roofline.Sweep]):
         left = f" Left out, one call would take too long: b = {result.left_out[0]} and more." if result.left_out else ""
         return (
             f"{roofs}, matmul {_spread(machine.ceilings)} GFLOP/s (median, quartiles). They meet at "
-            f"{show3(machine.ridge)} FLOP/byte. In words, from each b on: {', '.join(words)}.{left}"
+            f"{three(machine.ridge)} FLOP/byte. In words, from each b on: {', '.join(words)}.{left}"
         )
 
 
@@ -168,13 +168,13 @@ class Counting(Experiment[roofline.Counting]):
         return result.rate_two / result.rate_one
 
     def headline(self, result: roofline.Counting) -> str:
-        return f"One run reads {show3(result.rate_one)} or {show3(result.rate_two)} GFLOP/s"
+        return f"One run reads {three(result.rate_one)} or {three(result.rate_two)} GFLOP/s"
 
     def describe(self, result: roofline.Counting) -> str:
         return (
-            f"{result.multiply_adds:,} multiply-adds took {show3(1e6 * result.times.median)} µs. As 1 FLOP each: "
-            f"{show3(result.rate_one)} GFLOP/s at {show3(result.intensity_one)} FLOP/byte; as 2, the makers' count: "
-            f"{show3(result.rate_two)} at {show3(result.intensity_two)}. A rate needs a peak of the same count."
+            f"{result.multiply_adds:,} multiply-adds took {three(1e6 * result.times.median)} µs. As 1 FLOP each: "
+            f"{three(result.rate_one)} GFLOP/s at {three(result.intensity_one)} FLOP/byte; as 2, the makers' count: "
+            f"{three(result.rate_two)} at {three(result.intensity_two)}. A rate needs a peak of the same count."
         )
 
 
@@ -252,13 +252,13 @@ class Cache(Experiment[roofline.Cache]):
         return result.ratio
 
     def headline(self, result: roofline.Cache) -> str:
-        return f"A working set that stays in cache reads {show3(result.ratio)} times memory's bandwidth"
+        return f"A working set that stays in cache reads {three(result.ratio)} times memory's bandwidth"
 
     def describe(self, result: roofline.Cache) -> str:
         best = max(result.points, key=lambda point: point.bandwidths.highest)
         return (
-            f"{show3(result.points[-1].size / 2**20)} MiB come from memory at {show3(result.memory)} GB/s, "
-            f"{show3(best.size / 2**20)} MiB from a cache: {show3(result.fastest)}, {show3(result.ratio)} times that. "
+            f"{three(result.points[-1].size / 2**20)} MiB come from memory at {three(result.memory)} GB/s, "
+            f"{three(best.size / 2**20)} MiB from a cache: {three(result.fastest)}, {three(result.ratio)} times that. "
             "A roof measured on small arrays is not the roof that large weights meet."
         )
 
@@ -301,22 +301,17 @@ class Precision(Experiment[roofline.Precision]):
         return next(row.ratio for row in result.rows if row.dtype == "bfloat16")
 
     def headline(self, result: roofline.Precision) -> str:
-        return ", ".join(f"{row.dtype} {show3(row.ratio)}×" for row in result.rows)
+        return ", ".join(f"{row.dtype} {three(row.ratio)}×" for row in result.rows)
 
     def describe(self, result: roofline.Precision) -> str:
-        rates = ", ".join(f"{row.dtype} {show3(row.rates.highest)}" for row in result.rows)
+        rates = ", ".join(f"{row.dtype} {three(row.rates.highest)}" for row in result.rows)
         slow = [row.dtype for row in result.rows if row.emulated]
         word = f" {' and '.join(slow)}: no instructions for it here, so it is emulated." if slow else ""
         return f"A matmul of {result.size} × {result.size}, in GFLOP/s: {rates}.{word}"
 
 
-def show3(value: float) -> str:
-    """Three digits: no measured figure here has more."""
-    return show(float(f"{value:.3g}"))
-
-
 def _spread(spread: Spread) -> str:
-    return f"{show3(spread.median)} ({show3(spread.lower)} … {show3(spread.upper)})"
+    return f"{three(spread.median)} ({three(spread.lower)} … {three(spread.upper)})"
 
 
 def _turns(rows: Sequence[roofline.Row]) -> list[roofline.Row]:
