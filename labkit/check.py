@@ -284,8 +284,9 @@ def token_mean(function: Function, *, seconds: float = 5.0) -> Verdict:
 
     >>> token_mean(lambda sums, counts: sum(s / max(n, 1) for s, n in zip(sums, counts)) / len(sums))
     2 of 5 checks
-    For sums = [8.0, 6.0], counts = [1, 3] your function gives 5, and 3.5 is right: it is the mean of the means, so a \
-token of a short microbatch weighs more (mean-of-means).
+    For sums = [8.0, 6.0], counts = [1, 3] your function gives 5, and 3.5 is
+    right: it is the mean of the means, so a token of a short microbatch
+    weighs more (mean-of-means).
       ✓ equal counts
       ✗ unequal counts
       ✓ one microbatch

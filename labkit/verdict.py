@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -29,7 +30,8 @@ class Verdict:
     def __repr__(self) -> str:
         rows = [f"  {'✓' if ok else '✗'} {name}" for name, ok in self.checks]
         printed = ["Your function printed:", self.printed] if self.printed else []
-        return "\n".join([f"{sum(ok for _, ok in self.checks)} of {len(rows)} checks", self.sentence, *rows, *printed])
+        said = textwrap.wrap(self.sentence, 72, break_long_words=False, break_on_hyphens=False)
+        return "\n".join([f"{sum(ok for _, ok in self.checks)} of {len(rows)} checks", *said, *rows, *printed])
 
 
 def refused(function: object, *names: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -69,6 +69,14 @@ class Weights(Experiment[Comparison]):
             self.side, "modelled", marker="|", markersize=13, markeredgewidth=3, linestyle="none"
         )
         self.fitted = canvas.line(self.side, "measured")
+
+    def tease(self, canvas: Canvas, values: Mapping[str, Any]) -> None:
+        B = values["sequences"]
+        canvas.frame(self.axes, y=(B, 0))
+        canvas.ticks(self.axes, y=sorted({0, B // 2, B}))
+        canvas.frame(self.side, x=(0.25, 4))
+        canvas.ticks(self.side, x=[1.0])
+        canvas.hide(self.axes, COLUMNS / 2, B / 2)
 
     def draw(self, canvas: Canvas, result: Comparison) -> None:
         fitted, predicted = result.sequence_weights, result.predicted

@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from labkit.declare import show
 from labkit.device import Spread
@@ -87,6 +87,7 @@ class Canvas:
         axes.set_title("", loc="left")
         for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
             axis.set_minor_locator(NullLocator())
+            axis.set_major_locator(LogLocator(numticks=5) if name in log else MaxNLocator(4))
             axis.set_major_formatter(FuncFormatter(lambda value, _: show(value)))
             axis.set_animated(name in moving)
             if name in moving:

@@ -18,7 +18,7 @@ from labkit.labs import Lab, _cells
 from labkit.labs._accumulation import EXPERIMENTS, Weights
 from labkit.labs._map import FOURFOLD
 from labkit.labs._style import Page
-from tests.labs.test_roofline_lab import extremes
+from tests.labs.test_roofline_lab import extremes, ticks
 from tests.strategies import settings_of
 
 
@@ -92,6 +92,7 @@ def test_every_extreme_is_drawn_or_refused_in_one_sentence_whose_remedy_is_true(
     lab = labkit.labs.accumulation(name)
     for values in extremes(lab._trial.experiment.run):
         lab.set(**values)
+        assert ticks(lab) <= 5
         try:
             lab.step()
         except labkit.LabError as error:
@@ -100,7 +101,7 @@ def test_every_extreme_is_drawn_or_refused_in_one_sentence_whose_remedy_is_true(
             name_of = str(error).split(" = ")[0].replace(" ", "_")
             lab.set(**{name_of: int(said[1])})
             lab.step()
-        assert lab.text and lab.page["headline"] and lab.page["tables"] and not lab.error
+        assert lab.text and lab.page["headline"] and lab.page["tables"] and not lab.error and ticks(lab) <= 5
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
