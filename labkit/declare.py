@@ -196,3 +196,12 @@ def three(value: float) -> str:
     ('159', '8390000')
     """
     return show(float(f"{value:.3g}"))
+
+
+def percent(share: float) -> str:
+    """A share in per cent, with three digits.
+
+    >>> percent(0.26543)
+    '26.5 %'
+    """
+    return f"{three(100 * share)} %"
