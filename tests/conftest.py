@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from labkit.labs import _cells, errors
 from tests import lab_in_browser
 
+settings.register_profile("labkit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("labkit")  # no test depends on the speed of the machine
 torch.set_num_threads(1)  # tiny models: beside a busy program two threads wait for each other
 
 
