@@ -192,9 +192,14 @@ def layers(
 
     The same measurement as `weights`, on a window whose fault stands across the right gradient and not along it.
     """
-    model = Transformer(seed=seed, dtype=torch.float64)
-    microbatches = split(*batch(seed, sequences, shortest=shortest, text=text), accumulation_steps)
-    return compare(model, microbatches, rule)
+    return weights(
+        rule=rule,
+        accumulation_steps=accumulation_steps,
+        sequences=sequences,
+        shortest=shortest,
+        text=text,
+        seed=seed,
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -118,6 +118,7 @@ class Layers(Experiment[Comparison]):
         "stands across that direction."
     )
     run = staticmethod(accumulation.layers)
+    shown = (accumulation.weights,)
 
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("norm of the layer's gradient", "", log="x", moving="xy")

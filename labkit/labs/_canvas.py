@@ -84,7 +84,6 @@ class Canvas:
         axes = self.figure.add_subplot(position)
         axes.set(xlabel=x, ylabel=y, xscale="log" if "x" in log else "linear", yscale="log" if "y" in log else "linear")
         axes.spines[["top", "right"]].set_visible(False)
-        axes.set_title("", loc="left")
         for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
             axis.set_minor_locator(NullLocator())
             axis.set_major_locator(LogLocator(numticks=5) if name in log else MaxNLocator(4))
