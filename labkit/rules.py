@@ -8,6 +8,7 @@ clear, and leaves its own in .grad. Rules of other topics join the table by `add
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -135,7 +136,7 @@ class Rule:
 
     needs: what the prediction follows from: "counts" n_m alone, the "padding", the labels before the "shift", the
     counts of single "sequences" (then there is a weight for each of those), or the declared "steps" K, which the
-    loop takes then too.
+    loop takes then too. changes: what is wrong, where it is not the weights.
     """
 
     word: str
@@ -146,6 +147,7 @@ class Rule:
     right: bool = False
     needs: str = "counts"
     topic: str = "accumulation"
+    changes: str = ""
 
     def run(self, model: nn.Module, microbatches: Microbatches, steps: int | None = None) -> None:
         """Clear the gradients and run the loop."""
@@ -168,11 +170,18 @@ class Rule:
         return torch.where(w.sequences > 0, weights, 0.0)
 
 
-def _ones(w: Window) -> Tensor:
+def ones(w: Window) -> Tensor:
+    """The right weight for every microbatch."""
     return torch.ones(len(w.valid), dtype=torch.float64)
 
 
+def none(w: Window) -> Tensor:
+    """NaN for every microbatch: no weights explain the gradient."""
+    return torch.full((len(w.valid),), torch.nan, dtype=torch.float64)
+
+
 TABLE: dict[str, Rule] = {}
+TOPICS = ("normalization", "randomness", "cadence")  # modules that add rules of their own
 
 
 def add(*rules: Rule) -> None:
@@ -196,6 +205,9 @@ def rule(word: str) -> Rule:
     labkit.errors.LabError: there is no rule 'mean-of-mean': try 'mean-of-means'
     """
     if word not in TABLE:
+        for topic in TOPICS:
+            importlib.import_module(f"labkit.{topic}")
+    if word not in TABLE:
         near = difflib.get_close_matches(str(word), TABLE, 1, 0.0)[0]
         raise LabError(f"there is no rule {word!r}: try {near!r}")
     return TABLE[word]
@@ -207,7 +219,7 @@ add(
     Rule(
         "token-mean",
         token_mean,
-        _ones,
+        ones,
         "every valid token weighs 1/N, however the window is cut",
         "nothing to fix",
         right=True,
@@ -215,7 +227,7 @@ add(
     Rule(
         "token-mean-once",
         token_mean_once,
-        _ones,
+        ones,
         "every valid token weighs 1/N; .grad is N times too large until the division at the end",
         "nothing to fix; divide before clipping, logging and the optimizer step",
         right=True,
@@ -237,21 +249,21 @@ add(
     Rule(
         "token-sum",
         token_sum,
-        lambda w: w.total * _ones(w),
+        lambda w: w.total * ones(w),
         "the gradient is N times too large and its norm follows the number of tokens",
         COUNT_FIRST,
     ),
     Rule(
         "double-division",
         double_division,
-        lambda w: _ones(w) / len(w.valid),
+        lambda w: ones(w) / len(w.valid),
         "the right direction, 1/K of the length: the norm shrinks as K grows",
         "divide by N alone; switch off the framework's own division by the accumulation steps",
     ),
     Rule(
         "padded-count",
         padded_count,
-        lambda w: w.total / w.positions * _ones(w),
+        lambda w: w.total / w.positions * ones(w),
         "the right direction, too short by the share of padding: longer padding, smaller steps",
         "count (labels[:, 1:] != -100).sum(), not the size of the tensor",
         needs="padding",
@@ -259,7 +271,7 @@ add(
     Rule(
         "unshifted-count",
         unshifted_count,
-        lambda w: w.total / w.labelled * _ones(w),
+        lambda w: w.total / w.labelled * ones(w),
         "a few per cent too short: by one token for every sequence whose first label is not ignored",
         "count the labels that the loss sees, labels[:, 1:]",
         needs="shift",
@@ -290,7 +302,7 @@ add(
     Rule(
         "carried-over",
         carried_over,
-        _ones,
+        ones,
         "the first step of every epoch but the first is too large, and takes part in what the last epoch left",
         "step on the tail window, or clear its gradient, before the next epoch begins",
         needs="steps",
