@@ -19,7 +19,12 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from labkit import check, rules
-from labkit.check import DIVIDED, INTENSITY, NAMED, THEN, TOKEN_MEAN, WHICH, WINDOWS, counts, predicted
+from labkit.check.accumulation import TOKEN_MEAN, WINDOWS, _cost, _window
+from labkit.check.formula import Exercise
+from labkit.check.loops import DIVIDED, NAMED, THEN, WHICH, Part, counts, predicted
+from labkit.check.loops import Loop as Decisions
+from labkit.check.roofline import INTENSITY
+from labkit.check.verdict import Verdict
 from labkit.corpus import Batch, made, window
 from labkit.nets import IGNORE, next_token_loss, valid_tokens
 
@@ -114,7 +119,7 @@ RIGHT: list[Loop] = [
 ]
 
 
-def on_one_line(verdict: check.Verdict) -> str:
+def on_one_line(verdict: Verdict) -> str:
     """What is read, wherever its lines break."""
     return " ".join(str(verdict).split())
 
@@ -401,13 +406,13 @@ def test_a_wrong_loop_gets_the_sentence_meant_for_it(name: str) -> None:
 
 
 def test_the_numbers_are_those_of_the_first_window() -> None:
-    assert [valid_tokens(labels) for _, labels in check._window(*WINDOWS[0][1:])] == [30, 33, 11, 60]
+    assert [valid_tokens(labels) for _, labels in _window(*WINDOWS[0][1:])] == [30, 33, 11, 60]
 
 
 # The tables.
 
 # Targets of two microbatches: of 1 and 2 in the first, padded to 2, and of 1 in the second. N = 4, K = 2, B = 3.
-BY_HAND: list[tuple[dict[str, check.Part], dict[str, list[float]]]] = [
+BY_HAND: list[tuple[dict[str, Part], dict[str, list[float]]]] = [
     (
         WHICH,
         {"all": [1, 1, 1], "last": [0, 0, 1], "first": [1, 1, 0], "but last": [1, 1, 0], "but first": [0, 0, 1]},
@@ -437,7 +442,7 @@ BY_HAND: list[tuple[dict[str, check.Part], dict[str, list[float]]]] = [
 
 @pytest.mark.parametrize(("table", "by_hand"), BY_HAND)
 def test_every_row_of_the_tables_is_what_is_counted_by_hand(
-    table: dict[str, check.Part], by_hand: dict[str, list[float]]
+    table: dict[str, Part], by_hand: dict[str, list[float]]
 ) -> None:
     f = counts(made([[[8], [3, 2]], [[1]]]))
     assert list(table) == list(by_hand)
@@ -450,7 +455,7 @@ def test_an_empty_microbatch_is_counted_by_its_padding_alone() -> None:
     assert (f.K.item(), f.full.item(), f.first.item(), f.PADDED.item(), f.LABELS.item()) == (2, 1, 0, 3, 3)
 
 
-def weighted(loop: check.Loop) -> Loop:
+def weighted(loop: Decisions) -> Loop:
     """A loop that gives every sequence the weight that the tables predict, and so stands for all that do the same."""
 
     def run(model: nn.Module, microbatches: Microbatches) -> None:
@@ -472,7 +477,7 @@ ONE_DECISION = [
 
 
 @pytest.mark.parametrize("loop", [*ONE_DECISION, ("all", "n", "i"), ("but first", "n", "K"), ("last", "1", "B")])
-def test_every_row_of_the_tables_is_told_in_its_words(loop: check.Loop) -> None:
+def test_every_row_of_the_tables_is_told_in_its_words(loop: Decisions) -> None:
     sentence = check.accumulate(weighted(loop)).sentence
     which, divided, then = loop
     parts = [WHICH[which], DIVIDED[divided], THEN[then]]
@@ -482,17 +487,17 @@ def test_every_row_of_the_tables_is_told_in_its_words(loop: check.Loop) -> None:
 
 
 def test_no_two_loops_that_are_equally_simple_have_the_same_weights_everywhere() -> None:
-    f = counts(*(check._window(*row[1:]) for row in WINDOWS))
+    f = counts(*(_window(*row[1:]) for row in WINDOWS))
     found = {loop: predicted(loop, f) for loop in itertools.product(["all"], DIVIDED, THEN)}
     for one, other in itertools.combinations(found, 2):
-        if check._cost(one) == check._cost(other):
+        if _cost(one) == _cost(other):
             assert not torch.allclose(found[one], found[other], rtol=1e-6), (one, other)
 
 
 @pytest.mark.parametrize("loop", [loop for loop in NAMED if loop[2] != "always"])
-def test_a_loop_that_has_a_rule_has_the_weights_of_that_rule(loop: check.Loop) -> None:
+def test_a_loop_that_has_a_rule_has_the_weights_of_that_rule(loop: Decisions) -> None:
     for row in WINDOWS:
-        microbatches = check._window(*row[1:])
+        microbatches = _window(*row[1:])
         w = window(microbatches)
         weights = rules.rule(NAMED[loop]).sequence_weights(w)[w.sequences > 0]
         assert torch.allclose(predicted(loop, counts(microbatches)), weights, rtol=1e-14)
@@ -893,7 +898,7 @@ def test_the_right_intensity_is_the_roofline_labs() -> None:
 
 
 @pytest.mark.parametrize("exercise", [TOKEN_MEAN, INTENSITY])
-def test_no_two_wrong_formulas_give_the_same_numbers(exercise: check.Exercise) -> None:
+def test_no_two_wrong_formulas_give_the_same_numbers(exercise: Exercise) -> None:
     rows = {words: [wrong(*case) for case in exercise.cases.values()] for words, wrong in exercise.wrong.items()}
     for one, other in itertools.combinations(rows, 2):
         if one.count(";") != other.count(";"):

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from labkit import sandbox
-from labkit.sandbox import Outcome, run
+from labkit.check import sandbox
+from labkit.check.sandbox import Outcome, run
 
 torch.set_num_threads(1)
 
@@ -95,7 +95,7 @@ def test_an_import_is_not_broken_off(tmp_path: Any, monkeypatch: pytest.MonkeyPa
 
 def test_a_loop_is_stopped_in_a_script_that_is_being_imported(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "an_exercise.py").write_text(
-        "from labkit import sandbox\n\ndef endless():\n    while True: pass\n\n"
+        "from labkit.check import sandbox\n\ndef endless():\n    while True: pass\n\n"
         "outcome = sandbox.run(endless, seconds=0.2)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)

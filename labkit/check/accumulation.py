@@ -16,21 +16,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from labkit import sandbox
 from labkit.accumulation import Comparison, compare
+from labkit.check import sandbox
+from labkit.check.formula import Exercise
+from labkit.check.loops import ALWAYS, DIVIDED, NAMED, ONCE, THEN, WHICH, Loop, Part, counts, predicted
+from labkit.check.sandbox import times, word
+from labkit.check.verdict import EMPTY, ROUNDED, Function, Verdict, aside, listed, refused, within
+from labkit.check.watched import Watched
 from labkit.corpus import Batch, batch, split
 from labkit.declare import show
 from labkit.device import quota_threads
 from labkit.fit import fit
-from labkit.formulas import INTENSITY as INTENSITY
-from labkit.formulas import TOKEN_MEAN as TOKEN_MEAN
-from labkit.formulas import Exercise as Exercise
-from labkit.loops import ALWAYS, DIVIDED, NAMED, ONCE, THEN, WHICH, Loop, Part, counts, predicted
 from labkit.nets import IGNORE, Transformer, sequence_gradients
 from labkit.rules import rule
-from labkit.sandbox import times, word
-from labkit.verdict import EMPTY, ROUNDED, Function, Verdict, aside, listed, refused, within
-from labkit.watched import Watched
 
 # The hidden windows: check, seed, sequences, shortest and full length, K, and which microbatch is empty. Equal counts
 # hide many faults, so where something else is tried the counts are equal.
@@ -279,6 +277,40 @@ def _plainly(shown: Run) -> Said:
     return f"The {what} of {sizes} tokens got {values} times the right weight: a loop that has no name here.", ""
 
 
+def _mean(total: float, count: int) -> float:
+    return total / count if count else 0.0
+
+
+TOKEN_MEAN = Exercise(
+    ("sums", "counts"),
+    {
+        "equal counts": ([6.0, 2.0], [4, 4]),
+        "unequal counts": ([8.0, 6.0], [1, 3]),
+        "one microbatch": ([9.0], [4]),
+        EMPTY: ([0.0, 5.0, 8.0], [0, 4, 2]),
+        "many microbatches": ([3.5, 9.25, 1.0, 22.0, 7.75, 0.5, 31.0], [2, 5, 1, 13, 4, 1, 9]),
+    },
+    lambda s, n: sum(s) / sum(n),
+    {
+        "it is the mean of the means, so a token of a short microbatch weighs more (mean-of-means)": (
+            lambda s, n: sum(map(_mean, s, n)) / len(n)
+        ),
+        "it is the mean of the means of those that are not empty, so a token of a short one weighs more": (
+            lambda s, n: sum(map(_mean, s, n)) / sum(count > 0 for count in n)
+        ),
+        "the means are added and never divided (sum-of-means)": lambda s, n: sum(map(_mean, s, n)),
+        "the sums are added and never divided (token-sum)": lambda s, n: sum(s),
+        "the total is divided by the number of microbatches, not of tokens": lambda s, n: sum(s) / len(n),
+        "the loss per token is divided by the number of microbatches again (double-division)": (
+            lambda s, n: sum(s) / sum(n) / len(n)
+        ),
+        "// drops the fraction, and / keeps it": lambda s, n: sum(s) // sum(n),
+        "only the last microbatch is left (last-microbatch-only)": lambda s, n: s[-1] / n[-1],
+        "it is upside down, tokens per loss": lambda s, n: sum(n) / sum(s),
+    },
+)
+
+
 def token_mean(function: Function, *, seconds: float = 5.0) -> Verdict:
     """Judge `token_mean(sums, counts)`: the loss per token, from each microbatch's summed loss and valid tokens.
 
@@ -296,14 +328,3 @@ def token_mean(function: Function, *, seconds: float = 5.0) -> Verdict:
     `seconds` is for all five cases together; what stops a function is contained by `sandbox.run`.
     """
     return TOKEN_MEAN.judge(function, seconds)
-
-
-def intensity(function: Function, *, seconds: float = 5.0) -> Verdict:
-    """Judge `intensity(microbatch, width, itemsize)`: FLOP/byte of a matmul (b × d)·(d × d), operands moved once.
-
-    >>> intensity(lambda b, d, itemsize: 2 * b * d * d / (2 * b * d + d * d)).sentence
-    'For microbatch = 1, width = 64, itemsize = 4 your function gives 1.939, and 0.4848 is right: itemsize is missing.'
-
-    2bd² FLOP over itemsize · (2bd + d²) bytes: input, weights and output. Source: Williams, Waterman, Patterson 2009.
-    """
-    return INTENSITY.judge(function, seconds)

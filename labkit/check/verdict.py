@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from labkit import sandbox
+from labkit.check import sandbox
 from labkit.declare import quantity
 from labkit.tolerance import gamma
 
