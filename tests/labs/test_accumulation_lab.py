@@ -18,8 +18,7 @@ from labkit.labs import Lab, _cells
 from labkit.labs._accumulation import EXPERIMENTS, Weights
 from labkit.labs._map import FOURFOLD
 from labkit.labs._style import Page
-from tests.labs.test_roofline_lab import extremes, ticks
-from tests.strategies import settings_of
+from tests.labs.driven import drive_anywhere, drive_to_extremes
 
 
 @pytest.fixture(autouse=True)
@@ -89,32 +88,13 @@ QUICK = [kind.name for kind in EXPERIMENTS if kind.name != "trainings"]
 
 @pytest.mark.parametrize("name", QUICK)
 def test_every_extreme_is_drawn_or_refused_in_one_sentence_whose_remedy_is_true(name: str) -> None:
-    lab = labkit.labs.accumulation(name)
-    for values in extremes(lab._trial.experiment.run):
-        lab.set(**values)
-        assert ticks(lab) <= 5
-        try:
-            lab.step()
-        except labkit.LabError as error:
-            said = str(error).rsplit("try ", 1)
-            assert len(said) == 2 and lab.page["error"] == str(error)
-            name_of = str(error).split(" = ")[0].replace(" ", "_")
-            lab.set(**{name_of: int(said[1])})
-            lab.step()
-        assert lab.text and lab.page["headline"] and lab.page["tables"] and not lab.error and ticks(lab) <= 5
+    drive_to_extremes(labkit.labs.accumulation(name))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(st.data(), st.sampled_from(QUICK))
 def test_any_setting_is_drawn_or_refused(data: st.DataObject, name: str) -> None:
-    lab = labkit.labs.accumulation(name)
-    lab.set(**data.draw(settings_of(lab._trial.experiment.run)))
-    try:
-        lab.step()
-    except labkit.LabError:
-        return
-    assert lab.score is None and lab.page["headline"]
-    lab._trial.experiment.answer(lab.result)
+    drive_anywhere(labkit.labs.accumulation(name), data)
 
 
 def test_the_colours_of_the_map_are_centred_at_the_right_weight() -> None:
