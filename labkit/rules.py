@@ -150,7 +150,9 @@ class Rule:
     changes: str = ""
 
     def run(self, model: nn.Module, microbatches: Microbatches, steps: int | None = None) -> None:
-        """Clear the gradients and run the loop."""
+        """Clear the gradients and run the loop; LabError for a rule of cadence, whose loop is a whole update."""
+        if self.topic == "cadence":
+            raise LabError(f"rule = {self.word!r} says when things advance, not what a token weighs: try 'token-mean'")
         model.zero_grad()
         if self.needs == "steps":
             self.loop(model, microbatches, window(microbatches, steps).steps)
@@ -181,7 +183,7 @@ def none(w: Window) -> Tensor:
 
 
 TABLE: dict[str, Rule] = {}
-TOPICS = ("normalization", "randomness", "cadence")  # modules that add rules of their own
+TOPICS = ("normalization", "randomness", "cadence", "clipping")  # modules that add rules of their own
 
 
 def add(*rules: Rule) -> None:
