@@ -41,6 +41,14 @@ class Dots:
             [end for spread in spreads for end in (spread.lower, spread.upper, math.nan)],
         )
 
+    def lay(self, rows: Sequence[float], ranges: Sequence[tuple[float, float, float]]) -> None:
+        """Lying down, one a row: (low, middle, high)."""
+        self.dots.set_data([middle for _, middle, _ in ranges], rows)
+        self.bars.set_data(
+            [end for low, _, high in ranges for end in (low, high, math.nan)],
+            [place for row in rows for place in (row, row, math.nan)],
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class Patch:

@@ -172,7 +172,7 @@ function render({ model, el }) {
     send(model, { type: 'step' })
   }
   const buttons = { predict: button('Predict', predict), step: button('Step', step), reset: button('Reset', press('reset')) }
-  const ask = h('span', { class: 'lk-ask' }, question, field, unit)
+  const ask = h('span', { class: 'lk-ask' }, question, h('span', { class: 'lk-exact' }, field, unit))
   const top = h('div', { class: 'lk-top' }, modes, ask, ...Object.values(buttons))
 
   const headline = h('p', { class: 'lk-headline' }), canvas = h('canvas', { role: 'img', class: 'lk-canvas' })
