@@ -28,7 +28,7 @@ urllib.request.urlopen("$(CPU_WHEELS)/torch/", timeout=5)
 endef
 export CHECK_WHEELS
 
-.PHONY: help lab test lint bench
+.PHONY: help lab test lint bench gpu
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' Makefile
@@ -47,6 +47,9 @@ lint: .venv/test ## check style and types
 
 bench: .venv/test ## measure how fast the labs answer
 	$(PY) -m tests.bench
+
+gpu: .venv/test ## run the tests that need a GPU, skipped where there is none
+	$(PY) -m pytest tests/gpu
 
 .venv/bin/pip:
 	@"$(PYTHON)" -c "$$CHECK_PYTHON"

@@ -147,7 +147,7 @@ def _per_layer(model: nn.Module, found: Tensor, right: Tensor) -> dict[str, Dist
 
 def _map(microbatches: Sequence[Batch], weights: Tensor) -> Tensor:
     longest = max(labels.shape[1] for _, labels in microbatches)
-    rows = torch.cat([F.pad(labels, (0, longest - labels.shape[1]), value=IGNORE) for _, labels in microbatches])
+    rows = torch.cat([F.pad(labels, (0, longest - labels.shape[1]), value=IGNORE) for _, labels in microbatches]).cpu()
     target = rows != IGNORE
     target[:, 0] = False
     return torch.where(target, weights[:, None], math.nan)

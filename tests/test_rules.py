@@ -188,14 +188,14 @@ def test_every_rule_says_how_to_recognise_it_and_what_to_do() -> None:
 
 
 def test_other_topics_add_their_rules() -> None:
-    rule = dataclasses.replace(rules.rule("token-mean"), word="clip-per-microbatch", topic="clipping")
+    rule = dataclasses.replace(rules.rule("token-mean"), word="weighted-by-taste", topic="taste")
     rules.add(rule)
     try:
-        assert rules.rule("clip-per-microbatch") is rule
+        assert rules.rule("weighted-by-taste") is rule
         with pytest.raises(LabError, match="taken by a rule of clipping"):
             rules.add(rule)
     finally:
-        del rules.TABLE["clip-per-microbatch"]
+        del rules.TABLE["weighted-by-taste"]
 
 
 @given(st.text(max_size=20).filter(lambda word: word not in rules.TABLE))
