@@ -192,7 +192,7 @@ def test_other_topics_add_their_rules() -> None:
     rules.add(rule)
     try:
         assert rules.rule("weighted-by-taste") is rule
-        with pytest.raises(LabError, match="taken by a rule of clipping"):
+        with pytest.raises(LabError, match="taken by a rule of taste"):
             rules.add(rule)
     finally:
         del rules.TABLE["weighted-by-taste"]

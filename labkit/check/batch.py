@@ -199,7 +199,7 @@ def _why(case: Case, b: int, K: int, possible: bool) -> str:
         1: f"replicas and sequence length are forgotten. Divide by {D} and by {S:,} too.",
     }
     for each, words in forgotten.items():
-        if each != S * D and K in (case.tokens // (each * b), -(-case.tokens // (each * b))):
+        if each != S * D and case.tokens // (each * b) == K:
             return words
     if not possible:
         return f"no plan is exact here, since {S * D:,} does not divide {case.tokens:,}. Say so with a ValueError."

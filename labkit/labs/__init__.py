@@ -11,9 +11,31 @@ from labkit.labs._doctor import Installation as installation
 from labkit.labs._lab import Lab
 from labkit.labs._panel import check, errors
 
-__all__ = ["Lab", "accumulation", "all", "check", "errors", "installation", "roofline"]
+__all__ = [
+    "Lab",
+    "accumulation",
+    "all",
+    "batch",
+    "cadence",
+    "check",
+    "clipping",
+    "errors",
+    "installation",
+    "memory",
+    "normalization",
+    "roofline",
+]
 
-_TOPICS = ("roofline", "accumulation")
+_TOPICS = ("batch", "roofline", "accumulation", "normalization", "cadence", "clipping", "memory")
+
+
+def batch(experiment: str = "", **values: Any) -> Lab:
+    """Batch quantities: what one optimizer step is made of, the wanted batch, two plans, a step in time, progress.
+
+    >>> batch("planner", world=128).values["world"]
+    128
+    """
+    return _topic("batch", experiment, values)
 
 
 def roofline(experiment: str = "", **values: Any) -> Lab:
@@ -34,6 +56,42 @@ def accumulation(experiment: str = "", **values: Any) -> Lab:
     ['by_hand']
     """
     return _topic("accumulation", experiment, values)
+
+
+def normalization(experiment: str = "", **values: Any) -> Lab:
+    """BatchNorm and randomness: what a microbatch sees, what helps, running statistics, masks.
+
+    >>> normalization("running", momentum=0.2).values["momentum"]
+    0.2
+    """
+    return _topic("normalization", experiment, values)
+
+
+def cadence(experiment: str = "", **values: Any) -> Lab:
+    """Adam and cadence: what must happen once in an optimizer step, and what becomes of it K times.
+
+    >>> cadence("count").experiments
+    ['count']
+    """
+    return _topic("cadence", experiment, values)
+
+
+def memory(experiment: str = "", **values: Any) -> Lab:
+    """Memory: what is kept for backward, what stands beside it, the classic mistake, and the peak on this device.
+
+    >>> memory("kept").experiments
+    ['kept']
+    """
+    return _topic("memory", experiment, values)
+
+
+def clipping(experiment: str = "", **values: Any) -> Lab:
+    """Clipping and loss scaling: the order of unscale and clip, what half precision loses, and skipped steps.
+
+    >>> clipping("ranks").experiments
+    ['ranks']
+    """
+    return _topic("clipping", experiment, values)
 
 
 def all() -> dict[str, Callable[..., Lab]]:

@@ -221,6 +221,16 @@ PLANS: list[tuple[Formula, int, list[str]]] = [
         0,
         ["your (0, 32) makes no tokens: one replica has 32 sequences to do, and both numbers are 1 or more"],
     ),
+    (
+        lambda tokens, S, D, largest: (largest + 1, tokens // (S * D * (largest + 1))),
+        0,
+        ["your (5, 6) takes 5 sequences at once, and the memory of one replica holds 4"],
+    ),
+    (
+        lambda tokens, S, D, largest: (7, 4) if D == 1 else smallest_steps(tokens, S, D, largest),
+        5,
+        ["“one replica” your (7, 4) makes 57,344 tokens, 4,096 fewer than wanted: the remainder is dropped. Take a"],
+    ),
     (lambda tokens, S, D, largest: (3, 7), 0, ["makes 11,010,048 tokens, 5,767,168 fewer", "these are other numbers"]),
     (lambda tokens, S, D, largest: 1 / 0, 0, ["raises ZeroDivisionError"]),
     (
