@@ -1,0 +1,98 @@
+"""The command line: python -m labkit audit package.module:build."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from labkit.audit import audit
+from labkit.audit.report import Report
+from labkit.declare import three
+from labkit.errors import LabError
+
+RIGHT, FAULTS, NO_VERDICT = 0, 1, 2
+ABOUT = """\
+The module also has `microbatches` (a list) and `loss_sum(model, microbatch)`; if it likes, `concat`, `windows` and
+`objective`. Exit status: 0 the step is right, 1 it has faults, 2 it could not be judged."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; its exit status.
+
+    >>> main(["audit", "no_such_module:build"])
+    no verdict: there is no module 'no_such_module': try a path, file.py:build
+    2
+    """
+    parser = argparse.ArgumentParser(prog="python -m labkit", description="labkit on the command line")
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("audit", help="judge a training step", epilog=ABOUT)
+    command.add_argument("target", help="package.module:build, or path/to/file.py:build")
+    command.add_argument("--json", action="store_true", help="the report as JSON")
+    command.add_argument("--windows", type=int, help="how often the step is called")
+    command.add_argument("--objective", help="token-mean, sequence-mean or mean-of-means")
+    options = parser.parse_args(arguments)
+    try:
+        report = _audit(options)
+    except LabError as error:
+        print(f"no verdict: {error}")
+        return NO_VERDICT
+    print(report.to_json() if options.json else _table(report))
+    return RIGHT if report.right else FAULTS
+
+
+def _audit(options: argparse.Namespace) -> Report:
+    where, _, name = options.target.partition(":")
+    module = _module(where)
+    build, microbatches, loss_sum = (_of(module, each) for each in (name or "build", "microbatches", "loss_sum"))
+    return audit(
+        build,
+        microbatches() if callable(microbatches) else microbatches,
+        loss_sum,
+        concat=getattr(module, "concat", None),
+        windows=options.windows or getattr(module, "windows", 1),
+        objective=options.objective or getattr(module, "objective", "token-mean"),
+    )
+
+
+def _module(where: str) -> Any:
+    path = Path(where)
+    if path.suffix == ".py":
+        if not path.is_file():
+            raise LabError(f"there is no file {where!r}: try the path of a Python file")
+        sys.path.insert(0, str(path.resolve().parent))
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module
+        spec.loader.exec_module(module)
+        return module
+    sys.path.insert(0, "")
+    try:
+        return importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        if error.name != where:
+            raise
+        raise LabError(f"there is no module {where!r}: try a path, file.py:build") from None
+
+
+def _of(module: Any, name: str) -> Any:
+    if not hasattr(module, name):
+        raise LabError(f"{module.__name__} has no {name!r}: try to define it beside the others")
+    return getattr(module, name)
+
+
+def _table(report: Report) -> str:
+    rows = ["microbatch  valid tokens  weight × N"]
+    rows += [
+        f"{at:>10}  {count:>12}  {three(weight):>10}"
+        for at, (count, weight) in enumerate(zip(report.counts, report.token_weights, strict=True))
+    ]
+    return "\n".join([f"verdict: {report.verdict}", *rows, report.explain()])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,261 @@
+"""Point it at a training step: it measures the weight that every microbatch received, and names what is wrong."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from labkit.audit.inspection import Finding as Finding
+from labkit.audit.inspection import inspect as inspect
+from labkit.audit.judge import Seen, judge, near
+from labkit.audit.naming import OBJECTIVES, named
+from labkit.audit.probes import probe as probe
+from labkit.audit.references import LossSum, Model64, References, pieces
+from labkit.audit.report import Report as Report
+from labkit.audit.watch import Sampled, Watch, Window
+from labkit.declare import Choice, Range
+from labkit.errors import LabError
+from labkit.fit import fit
+from labkit.tolerance import depth, tolerance
+
+Build = Callable[[], tuple[nn.Module, Callable[[list[Any]], object]]]
+MOST = 16  # microbatches whose gradients are taken at every place where the weights stood
+LEAST = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 4e-2}
+
+
+def audit(
+    build: Build,
+    microbatches: Sequence[Any],
+    loss_sum: LossSum,
+    *,
+    concat: Callable[[list[Any]], Any] | None = None,
+    windows: int = 1,
+    objective: str = "token-mean",
+) -> Report:
+    """Run a training step unchanged, watch it, and say which weights it gives and what is wrong with it.
+
+    >>> from labkit.corpus import made
+    >>> from labkit.nets import Scalar, next_token_loss, valid_tokens
+    >>> def build():
+    ...     model = Scalar()
+    ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ...     def step(microbatches):
+    ...         optimizer.zero_grad()
+    ...         for tokens, labels in microbatches:
+    ...             (next_token_loss(model, tokens, labels, "mean") / len(microbatches)).backward()
+    ...         optimizer.step()
+    ...     return model, step
+    >>> loss_sum = lambda model, batch: (next_token_loss(model, *batch, "sum"), valid_tokens(batch[1]))
+    >>> audit(build, made([[[8]], [[3, 2, 1]]]), loss_sum).faults
+    ('mean-of-means',)
+
+    build: gives a fresh model and step, with the same weights at every call. step(microbatches) makes one logical
+    update of that model; it is called `windows` times with the same list. loss_sum(model, microbatch): the objective
+    as a sum, and the number of its valid tokens. concat(list): one microbatch of all, only for layers that look at the
+    batch. objective: token-mean, sequence-mean or mean-of-means. Raises LabError where the step raises, and for
+    arguments that are no such thing. Random state, hooks and everything else touched are put back.
+    """
+    word = Choice(OBJECTIVES).check("objective", objective, str)
+    count = int(Range(1, 100).check("windows", windows, int))
+    if not microbatches:
+        raise LabError("0 microbatches make no step: try a list of two or more")
+    model, step = _built(build)
+    sampled = Sampled(model)
+    watch = Watch(model, sampled)
+    states: list[dict[str, Tensor]] = []
+    seen_windows: list[Window] = []
+    with _seeded(0):
+        for _ in range(count):
+            states.append({name: each.detach().clone() for name, each in model.state_dict().items()})
+            seen_windows.append(_call(watch, step, microbatches))
+    twin = Model64(model, sampled, loss_sum)
+    still = [twin.at(state).references(microbatches) for state in states]
+    references = [_moving(twin, window, found, microbatches) for window, found in zip(seen_windows, still, strict=True)]
+    owner, sequences = _sequences(twin, states, seen_windows, still, microbatches)
+    if word == "sequence-mean" and sequences is None:
+        raise LabError("objective = 'sequence-mean' needs microbatches that can be cut by rows: try 'token-mean'")
+    if not references[0].counts.sum() > 0:
+        raise LabError("the microbatches have 0 valid tokens: try microbatches with something to predict")
+    whole = twin.at(states[0]).references([concat(list(microbatches))]) if concat else None
+    seen = Seen(
+        seen_windows,
+        references,
+        still[0],
+        sequences,
+        owner,
+        microbatches,
+        word,
+        _tolerance(model, seen_windows, references[0]),
+        _again(build, sampled, microbatches),
+        True,
+        whole,
+        _fewer(build, sampled, microbatches, count),
+    )
+    return _report(seen, word)
+
+
+def _sequences(
+    twin: Model64,
+    states: list[dict[str, Tensor]],
+    windows: list[Window],
+    still: list[References],
+    microbatches: Sequence[Any],
+) -> tuple[Tensor, list[References] | None]:
+    """Which microbatch each sequence stands in, and their gradients, where microbatches can be cut into sequences."""
+    cut = [pieces(microbatch) for microbatch in microbatches]
+    owner = torch.repeat_interleave(torch.tensor([len(each) for each in cut]))
+    if not all(cut):
+        return owner, None
+    flat = [piece for each in cut for piece in each]
+    try:
+        found = [twin.at(state).references(flat) for state in states]
+    except Exception:  # a layer that cannot do with a single row
+        return owner, None
+    if not _adds_up(found[0], still[0]):
+        return owner, None
+    for window, each in zip(windows, found, strict=True):
+        for at, state in _met(twin, window, microbatches):
+            each.gradients[owner == at] = twin.at(state).references(cut[at]).gradients
+    return owner, found
+
+
+def _met(twin: Model64, window: Window, microbatches: Sequence[Any]) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    """Microbatches that were seen by weights which had moved since the window began, and those weights."""
+    for each in window.passes:
+        if each.state is not None and len(microbatches) <= MOST:
+            there = twin.at(each.state).references(microbatches).gradients
+            alike = there @ each.gradient / there.norm(dim=1).clamp(min=1e-300)
+            if each.gradient.isfinite().all():
+                yield int(alike.nan_to_num().argmax()), each.state
+
+
+def _moving(twin: Model64, window: Window, found: References, microbatches: Sequence[Any]) -> References:
+    """Where the weights moved inside the window, each microbatch's gradient at the weights that it met."""
+    rows = found.gradients.clone()
+    for at, state in _met(twin, window, microbatches):
+        rows[at] = twin.at(state).references([microbatches[at]]).gradients[0]
+    return References(rows, found.counts, found.losses)
+
+
+def _built(build: Build) -> tuple[nn.Module, Callable[[list[Any]], object]]:
+    made = build()
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and callable(made[1])):
+        raise LabError(f"build() gives a {type(made).__name__} and no model with its step: try return model, step")
+    return made
+
+
+def _call(watch: Watch, step: Callable[[list[Any]], object], microbatches: Sequence[Any]) -> Window:
+    try:
+        return watch.call(step, list(microbatches))
+    except LabError:
+        raise
+    except Exception as error:
+        raise LabError(f"the step raises {type(error).__name__}: {error}: try it by itself first") from error
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """All random numbers from a seed, and as they were afterwards."""
+    python, array = random.getstate(), numpy.random.get_state()
+    with torch.random.fork_rng():
+        random.seed(seed)
+        numpy.random.seed(seed)
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            numpy.random.set_state(array)
+
+
+def _again(build: Build, sampled: Sampled, microbatches: Sequence[Any]) -> Window:
+    model, step = _built(build)
+    with _seeded(1):
+        return _call(Watch(model, sampled), step, microbatches)
+
+
+def _fewer(
+    build: Build, sampled: Sampled, microbatches: Sequence[Any], count: int
+) -> Callable[[], list[Window] | None]:
+    """The same without the last microbatch, when it is asked for; None where the step cannot do that."""
+    kept: list[list[Window] | None] = []
+
+    def run() -> list[Window] | None:
+        if not kept:
+            kept.append(_try(build, sampled, microbatches[:-1], count))
+        return kept[0]
+
+    return run
+
+
+def _try(build: Build, sampled: Sampled, microbatches: Sequence[Any], count: int) -> list[Window] | None:
+    if not microbatches:
+        return None
+    model, step = _built(build)
+    watch = Watch(model, sampled)
+    try:
+        with _seeded(0):
+            return [_call(watch, step, microbatches) for _ in range(count)]
+    except LabError:
+        return None
+
+
+def _adds_up(sequences: References, found: References) -> bool:
+    """Whether the pieces are the microbatches: a loss may hold more than the sum over its rows."""
+    same = near(sequences.gradients.sum(0), found.gradients.sum(0), 1e-6)
+    return same and bool(sequences.counts.sum() == found.counts.sum())
+
+
+def _tolerance(model: nn.Module, windows: list[Window], found: References) -> float:
+    """What rounding explains: derived where a bound exists, and never less than a few digits of the dtype."""
+    dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
+    coarsest = max([*dtypes, *(each.autocast for each in windows if each.autocast)], key=lambda t: torch.finfo(t).eps)
+    least = LEAST.get(coarsest, 4e-2)
+    try:
+        bound = tolerance(found.gradients, count=len(found.counts), depth=depth(model), dtype=coarsest).value
+    except LabError:
+        return least
+    return max(least, min(bound, 10 * least))
+
+
+def _report(seen: Seen, word: str) -> Report:
+    faults, shown = judge(seen)
+    window = seen.windows[0]
+    N = float(seen.references[0].counts.sum())
+    per_optimizer: dict[int, int] = {}
+    for each in window.steps:
+        per_optimizer[each.optimizer] = per_optimizer.get(each.optimizer, 0) + 1
+    return Report(
+        faults[0].word if faults else word,
+        tuple(fault.word for fault in faults),
+        word,
+        tuple((shown.weights.values * N).tolist()),
+        tuple(int(n) for n in seen.references[0].counts),
+        shown.error if shown.gradient.isfinite().all() else float("nan"),
+        shown.weights.residual,
+        seen.tolerance,
+        max(per_optimizer.values(), default=0),
+        len(window.passes),
+        max(window.schedule.values(), default=0),
+        len(window.clips),
+        sum(each.skipped for each in seen.windows),
+        _alike(seen),
+        tuple(faults),
+    )
+
+
+def _alike(seen: Seen) -> tuple[str, ...]:
+    """Other rules that would give the right gradient here."""
+    found, sequences = seen.references[0], seen.sequences[0] if seen.sequences else None
+    from labkit.audit.naming import objective
+
+    right = objective(seen.meant, found, sequences)
+    others = named(found, sequences, seen.owner, seen.microbatches)
+    words = {each.word for each in others if near(each.gradient, right, seen.tolerance)}
+    return tuple(sorted(f"{word} would give the same gradient" for word in words - {seen.meant, "token-mean"}))

@@ -1,0 +1,139 @@
+"""From weights to words: which rule of the table gives the gradient that was found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit import rules
+from labkit.audit.references import References, tensors
+from labkit.corpus import Window as Counts
+from labkit.nets import IGNORE
+
+WEIGHTS = ("token-mean", "mean-of-means", "sum-of-means", "token-sum", "double-division", "last-microbatch-only")
+OBJECTIVES = ("token-mean", "sequence-mean", "mean-of-means")
+
+
+@dataclass(frozen=True, eq=False)
+class Named:
+    """A word, and the gradient that it predicts from the references."""
+
+    word: str
+    gradient: Tensor
+    said: str
+    rare: bool = False  # gives way to another rule that predicts the same
+
+
+def objective(word: str, found: References, sequences: References | None) -> Tensor:
+    """The gradient that is meant."""
+    n = found.counts
+    if word == "token-mean":
+        return found.gradients.sum(0) / n.sum()
+    if word == "mean-of-means":
+        return inverse(n) @ found.gradients / len(n)
+    assert sequences is not None
+    return inverse(sequences.counts) @ sequences.gradients / len(sequences.counts)
+
+
+def named(
+    found: References,
+    sequences: References | None,
+    owner: Tensor,
+    microbatches: Sequence[Any],
+    inputs: Sequence[tuple[int, int]] = (),
+) -> Iterator[Named]:
+    """Every rule of the table that has weights, with what it predicts here."""
+    n, K, N = found.counts, len(found.counts), float(found.counts.sum())
+    for word in WEIGHTS:
+        weights = rules.rule(word).weights(_counted(found.counts)) / N
+        yield Named(word, weights @ found.gradients, "")
+    last = found.gradients[-1]
+    for what, weight in (("mean", 1 / n[-1]), ("mean over K", 1 / (K * n[-1])), ("sum", 1.0)):
+        if n[-1] > 0:
+            yield Named("last-microbatch-only", weight * last, f"the last microbatch's {what}")
+    apart = sequences is not None and len(owner) > K and bool((sequences.counts != 1).any())
+    if sequences is not None and apart:  # else a sequence is a token, or a microbatch
+        share = inverse(sequences.counts)
+        yield Named("sequence-means", share @ sequences.gradients / len(share), "")
+        sizes = torch.bincount(owner, minlength=K).double()[owner]
+        yield Named(
+            "sequence-means", (share / sizes) @ sequences.gradients / K, "averaged in each microbatch first", rare=True
+        )
+    for word, sizes_, said in denominators(microbatches, n):
+        total = sizes_.sum()
+        yield Named(word, found.gradients.sum(0) / total, f"every sum was divided by {int(total)}, {said}")
+        yield Named(word, (1 / sizes_) @ found.gradients / K, f"every mean was taken over {said}")
+    for drop in (1, 0) if len(inputs) == K else ():
+        total = sum(rows * (columns - drop) for rows, columns in inputs)
+        if total not in (0, N):
+            yield Named(
+                "padded-count", found.gradients.sum(0) / total, f"every sum was divided by {total}, padding and all"
+            )
+
+
+def denominators(microbatches: Sequence[Any], n: Tensor) -> Iterator[tuple[str, Tensor, str]]:
+    """Counts of each microbatch that people take for its valid tokens: word, [K], what was counted."""
+    seen: list[list[float]] = [n.tolist()]
+    for word, sizes, said in _sizes(microbatches, len(n)):
+        if sizes not in seen and all(size > 0 for size in sizes):
+            seen.append(sizes)
+            yield word, torch.tensor(sizes, dtype=torch.float64), said
+
+
+def _sizes(microbatches: Sequence[Any], K: int) -> Iterator[tuple[str, list[float], str]]:
+    """Every such count, tensors first, then texts."""
+    columns = list(zip(*(tensors(each) for each in microbatches), strict=False)) if microbatches else []
+    for labels in columns:
+        if len(labels) < K or not all(each.dim() and not each.is_complex() for each in labels):
+            continue
+        if all(each.dim() > 1 for each in labels):
+            yield "padded-count", [float(each[:, 1:].numel()) for each in labels], "padding and all"
+        yield "padded-count", [float(each.numel()) for each in labels], "padding and all"
+        for nothing in (IGNORE, 0):
+            yield "unshifted-count", [float((each != nothing).sum()) for each in labels], "the labels before the shift"
+    texts = [[text for text in _texts(each)] for each in microbatches]
+    if texts and all(texts):
+        longest = [max(map(len, each)) for each in texts]
+        for drop in (1, 0):
+            yield (
+                "padded-count",
+                [float(len(t) * (most - drop)) for t, most in zip(texts, longest, strict=True)],
+                "padding and all",
+            )
+        yield "unshifted-count", [float(sum(map(len, each))) for each in texts], "all letters, the first too"
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return [text for each in inside for text in _texts(each)]
+
+
+def _counted(counts: Tensor) -> Counts:
+    valid: Any = tuple((n,) for n in counts.tolist())
+    return Counts(valid, positions=1, labelled=1, steps=len(valid))
+
+
+def inverse(n: Tensor) -> Tensor:
+    """1/n, and 0 where n is 0.
+
+    >>> inverse(torch.tensor([2.0, 0.0]))
+    tensor([0.5000, 0.0000])
+    """
+    return torch.where(n > 0, 1 / n, 0.0)
+
+
+def whole(value: float, tolerance: float) -> int | None:
+    """The whole number above 1 that a value is, or None.
+
+    >>> whole(3.0000001, 1e-6), whole(2.5, 1e-6)
+    (3, None)
+    """
+    near = round(value) if math.isfinite(value) else 0
+    return near if near > 1 and abs(value / near - 1) <= tolerance else None
