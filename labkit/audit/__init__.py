@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from labkit.audit.inspection import Finding as Finding
 from labkit.audit.inspection import inspect as inspect
-from labkit.audit.judge import Seen, judge, near
+from labkit.audit.judge import Fault, Seen, judge, near
 from labkit.audit.naming import OBJECTIVES, named
+from labkit.audit.naming import objective as objective_gradient
 from labkit.audit.probes import probe as probe
 from labkit.audit.references import LossSum, Model64, References, pieces
 from labkit.audit.report import Report as Report
 from labkit.audit.watch import Sampled, Watch, Window
 from labkit.declare import Choice, Range
 from labkit.errors import LabError
-from labkit.fit import fit
 from labkit.tolerance import depth, tolerance
 
 Build = Callable[[], tuple[nn.Module, Callable[[list[Any]], object]]]
@@ -245,17 +245,23 @@ def _report(seen: Seen, word: str) -> Report:
         max(window.schedule.values(), default=0),
         len(window.clips),
         sum(each.skipped for each in seen.windows),
-        _alike(seen),
+        _cannot_tell(seen, faults),
         tuple(faults),
     )
 
 
-def _alike(seen: Seen) -> tuple[str, ...]:
-    """Other rules that would give the right gradient here."""
+def _cannot_tell(seen: Seen, faults: list[Fault]) -> tuple[str, ...]:
+    """What would look the same on these microbatches."""
     found, sequences = seen.references[0], seen.sequences[0] if seen.sequences else None
-    from labkit.audit.naming import objective
-
-    right = objective(seen.meant, found, sequences)
-    others = named(found, sequences, seen.owner, seen.microbatches)
-    words = {each.word for each in others if near(each.gradient, right, seen.tolerance)}
-    return tuple(sorted(f"{word} would give the same gradient" for word in words - {seen.meant, "token-mean"}))
+    words = {word for fault in faults for word in fault.alike}
+    if not faults:
+        right = objective_gradient(seen.meant, found, sequences)
+        others = named(found, sequences, seen.owner, seen.microbatches)
+        words = {each.word for each in others if near(each.gradient, right, seen.tolerance)} - {
+            seen.meant,
+            "token-mean",
+        }
+    told = [f"{word} would look the same: take unequal counts, K at least 3" for word in sorted(words)]
+    if len(seen.windows) == 1 and seen.windows[0].left.any():
+        told.append("whether what is left in .grad is cleared before the next window: ask for windows=2")
+    return tuple(told)

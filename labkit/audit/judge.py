@@ -26,6 +26,7 @@ class Fault:
 
     word: str
     said: str
+    alike: tuple[str, ...] = ()  # other words that would look the same here
 
     @property
     def fix(self) -> str:
@@ -265,12 +266,14 @@ def _name(seen: Seen, at: int, judged: Judged) -> list[Fault]:
         for each in named(found, sequences, seen.owner, seen.microbatches, seen.windows[at].inputs)
         if near(gradient, each.gradient, seen.tolerance)
     ]
+    alike = tuple(dict.fromkeys(each.word for each in names if each.rare))
     names = [each for each in names if not each.rare] or names
     words = list(dict.fromkeys(each.word for each in names))
     if len(words) > 1:
         return [Fault("unknown", f"{_factors(judged, found)}. {' and '.join(words)} look the same here: {CHOOSE}.")]
     if words:
-        return [Fault(words[0], f"{_factors(judged, found)}. {names[0].said}".strip())]
+        others = tuple(word for word in alike if word != words[0])
+        return [Fault(words[0], f"{_factors(judged, found)}. {names[0].said}".strip(), others)]
     for explain in (_scaled, _partly, _elsewhere):
         told = explain(seen, at, judged, found)
         if told is not None:
@@ -467,7 +470,8 @@ def _schedules(seen: Seen, window: Window) -> list[Fault]:
         other = max(fewer[-1].schedule.values(), default=0) if fewer and told else often - (often == seen.K)
         if other == often:
             what = f"The schedule stepped {times(often)} in a window, whatever the number of microbatches"
-            return [Fault("schedule-per-process", f"{what}.")]
+            alike = ("schedule-per-microbatch with a K fixed in the code",) if often == seen.K else ()
+            return [Fault("schedule-per-process", f"{what}.", alike)]
         return [Fault("schedule-per-microbatch", f"The schedule stepped {times(often)} in one window.")]
     rates = [each.steps[0].rate for each in seen.windows if each.steps]
     if often or len(set(rates)) < 2:

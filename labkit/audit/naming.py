@@ -55,24 +55,22 @@ def named(
     last = found.gradients[-1]
     for what, weight in (("mean", 1 / n[-1]), ("mean over K", 1 / (K * n[-1])), ("sum", 1.0)):
         if n[-1] > 0:
-            yield Named("last-microbatch-only", weight * last, f"the last microbatch's {what}")
-    apart = sequences is not None and len(owner) > K and bool((sequences.counts != 1).any())
-    if sequences is not None and apart:  # else a sequence is a token, or a microbatch
-        share = inverse(sequences.counts)
-        yield Named("sequence-means", share @ sequences.gradients / len(share), "")
+            yield Named("last-microbatch-only", weight * last, f"It is the last microbatch's {what}.")
+    if sequences is not None and bool((sequences.counts != 1).any()):  # else a sequence is a token
+        share, alone = inverse(sequences.counts), len(owner) == K
+        yield Named("sequence-means", share @ sequences.gradients / len(share), "", rare=alone)
         sizes = torch.bincount(owner, minlength=K).double()[owner]
-        yield Named(
-            "sequence-means", (share / sizes) @ sequences.gradients / K, "averaged in each microbatch first", rare=True
-        )
+        within = (share / sizes) @ sequences.gradients / K
+        yield Named("sequence-means", within, "Averaged in each microbatch first.", rare=True)
     for word, sizes_, said in denominators(microbatches, n):
         total = sizes_.sum()
-        yield Named(word, found.gradients.sum(0) / total, f"every sum was divided by {int(total)}, {said}")
-        yield Named(word, (1 / sizes_) @ found.gradients / K, f"every mean was taken over {said}")
+        yield Named(word, found.gradients.sum(0) / total, f"Every sum was divided by {int(total)}, {said}.")
+        yield Named(word, (1 / sizes_) @ found.gradients / K, f"Every mean was taken over {said}.")
     for drop in (1, 0) if len(inputs) == K else ():
-        total = sum(rows * (columns - drop) for rows, columns in inputs)
-        if total not in (0, N):
+        places = sum(rows * (columns - drop) for rows, columns in inputs)
+        if places not in (0, N):
             yield Named(
-                "padded-count", found.gradients.sum(0) / total, f"every sum was divided by {total}, padding and all"
+                "padded-count", found.gradients.sum(0) / places, f"Every sum was divided by {places}, padding and all."
             )
 
 

@@ -1,0 +1,342 @@
+"""The audit over the whole corpus, what it leaves behind, and what it says to bad arguments."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import labkit.cadence  # its rules
+from labkit import accumulation, rules
+from labkit.audit import Report, audit, inspect, probe
+from labkit.audit.judge import ORDER
+from labkit.corpus import batch, split
+from labkit.errors import LabError
+from labkit.nets import IGNORE, Transformer, next_token_loss, valid_tokens
+from labkit.stepping import Average, Training
+from tests.audit.steps import Step, steps
+
+STEPS = steps()
+RIGHT = [step for step in STEPS if not step.faults and not step.cannot_tell]
+Build = Callable[[], tuple[nn.Module, Callable[[list[Any]], object]]]
+
+
+def audited(step: Step) -> Report:
+    return audit(
+        step.build,
+        step.microbatches,
+        step.loss_sum,
+        concat=step.concat,
+        windows=step.windows,
+        objective=step.objective,
+    )
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
+def test_the_verdict_of_every_step(step: Step) -> None:
+    report = audited(step)
+    if step.cannot_tell:
+        assert report.faults in step.readings and report.cannot_tell, report.explain()
+    else:
+        assert set(report.faults) == set(step.faults), report.explain()
+    assert report.verdict == (report.faults[0] if report.faults else step.objective)
+    assert report.right == (report.verdict == step.objective and not report.faults)
+    for fault in report.details:
+        assert fault.said.endswith(".") and fault.said in report.explain() and fault.word in report.explain()
+    json.loads(report.to_json())
+
+
+def test_a_judge_that_always_says_the_same_is_worth_nothing() -> None:
+    """What is in the corpus: enough right ones, enough faults, every word at least twice."""
+    words = [word for step in STEPS for word in step.faults]
+    assert len(RIGHT) >= 30 and sum(bool(step.faults) for step in STEPS) >= 60
+    for word in set(ORDER) - {"token-mean"}:
+        assert words.count(word) >= 2, word
+
+
+# The same, with everything drawn at random.
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.05),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.01, foreach=False),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
+    "fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.001),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
+}
+CADENCE = ("step-per-microbatch", "schedule-per-microbatch", "ema-per-microbatch", "schedule-per-process")
+
+
+def loss_sum(model: nn.Module, microbatch: tuple[Tensor, Tensor]) -> tuple[Tensor, int]:
+    return next_token_loss(model, *microbatch, "sum"), valid_tokens(microbatch[1])
+
+
+def of_rule(word: str, seed: int, dtype: torch.dtype, make: Callable[[Any], torch.optim.Optimizer]) -> Build:
+    """A step by a rule of the table, whatever its topic."""
+
+    def build() -> tuple[nn.Module, Callable[[list[Any]], object]]:
+        model = Transformer(seed=seed, length=25, dtype=dtype)
+        optimizer = make(model.parameters())
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+        training = Training(optimizer, scheduler, Average(model.parameters(), 0.99), world_size=2)
+        rule = rules.rule(word)
+
+        def once(microbatches: list[Any]) -> None:
+            rule.run(model, microbatches)
+            optimizer.step()
+            scheduler.step()
+
+        def cadence(microbatches: list[Any]) -> None:
+            share = sum(valid_tokens(labels) for _, labels in microbatches) / len(microbatches)
+            rule.loop(lambda each: next_token_loss(model, *each, "sum") / share, microbatches, training)
+
+        return model, cadence if rule.topic == "cadence" else once
+
+    return build
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from((*accumulation.WINDOW, "once-per-window", *CADENCE)),
+    st.integers(3, 6),
+    st.integers(0, 9999),
+    st.sampled_from((torch.float32, torch.float64)),
+    st.sampled_from(sorted(OPTIMIZERS)),
+    st.integers(1, 3),
+)
+def test_any_rule_with_any_optimizer(
+    word: str, K: int, seed: int, dtype: torch.dtype, optimizer: str, windows: int
+) -> None:
+    tokens, labels = batch(seed, 2 * K, 24, shortest=4, text="made")
+    report = audit(
+        of_rule(word, seed, dtype, OPTIMIZERS[optimizer]), split(tokens, labels, K), loss_sum, windows=windows
+    )
+    if rules.rule(word).right:
+        assert report.right, report.explain()
+    elif "unknown" not in report.faults:  # counts that happen to be alike
+        assert report.faults == (word,), report.explain()
+    else:
+        assert "look the same here" in report.explain() or len(set(report.counts)) < K
+
+
+@pytest.mark.parametrize("word", accumulation.COUNTS)
+def test_the_weights_of_a_report_are_those_of_the_algebra(word: str) -> None:
+    microbatches = probe(100)
+    report = audit(of_rule(word, 0, torch.float64, OPTIMIZERS["SGD"]), microbatches, loss_sum)
+    assert report.token_weights == pytest.approx(accumulation.token_weights(report.counts, word).tolist(), rel=1e-9)
+    assert report.counts == tuple(valid_tokens(labels) for _, labels in microbatches)
+
+
+# What it leaves behind.
+
+
+def state_of_the_world() -> list[Any]:
+    from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+    return [
+        sys.getprofile(),
+        random.getstate(),
+        numpy.random.get_state()[1].tolist(),
+        torch.get_rng_state().tolist(),
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+        len(_global_optimizer_pre_hooks),
+        len(_global_optimizer_post_hooks),
+    ]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_everything_touched_is_put_back(fails: bool) -> None:
+    built: list[nn.Module] = []
+
+    def build() -> tuple[nn.Module, Callable[[list[Any]], object]]:
+        model, step = of_rule("token-mean", 0, torch.float32, OPTIMIZERS["Adam"])()
+        built.append(model)
+
+        def failing(microbatches: list[Any]) -> None:
+            step(microbatches)
+            torch.rand(3), random.random(), numpy.random.rand()
+            if fails:
+                raise ZeroDivisionError("in the step")
+
+        return model, failing
+
+    before = state_of_the_world()
+    if fails:
+        with pytest.raises(LabError, match="the step raises ZeroDivisionError: in the step: try"):
+            audit(build, probe(100), loss_sum)
+    else:
+        audit(build, probe(100), loss_sum)
+    assert state_of_the_world() == before
+    for model in built:
+        assert not model._forward_pre_hooks and not any(p._backward_hooks for p in model.parameters())
+
+
+def test_the_step_runs_unchanged() -> None:
+    build, microbatches, seen = of_rule("mean-of-means", 3, torch.float32, OPTIMIZERS["AdamW"]), probe(100), []
+
+    def watched() -> tuple[nn.Module, Callable[[list[Any]], object]]:
+        model, step = build()
+        seen.append(model)
+        return model, step
+
+    audit(watched, microbatches, loss_sum)
+    model, step = build()
+    step(microbatches)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), seen[0].parameters(), strict=True))
+
+
+def test_another_profiler_goes_on_afterwards() -> None:
+    def other(*_: Any) -> None:
+        pass
+
+    sys.setprofile(other)
+    try:
+        audit(of_rule("token-mean", 0, torch.float64, OPTIMIZERS["SGD"]), probe(100), loss_sum)
+        assert sys.getprofile() is other
+    finally:
+        sys.setprofile(None)
+
+
+# What it says.
+
+
+def test_the_objective_is_the_callers() -> None:
+    build = of_rule("sequence-means", 0, torch.float64, OPTIMIZERS["SGD"])
+    assert audit(build, probe(100), loss_sum).faults == ("sequence-means",)
+    meant = audit(build, probe(100), loss_sum, objective="sequence-mean")
+    assert meant.right and meant.verdict == "sequence-mean"
+    other = audit(
+        of_rule("token-mean", 0, torch.float64, OPTIMIZERS["SGD"]), probe(100), loss_sum, objective="mean-of-means"
+    )
+    assert other.faults == ("token-mean",) and "is no mean-of-means" in other.explain()
+
+
+def test_what_cannot_be_told_is_said() -> None:
+    tokens, labels = batch(0, 4, 24, shortest=24, text="made")
+    report = audit(of_rule("mean-of-means", 0, torch.float64, OPTIMIZERS["SGD"]), split(tokens, labels, 4), loss_sum)
+    assert report.right and "mean-of-means would look the same" in report.explain()
+
+
+def test_the_report_explains_itself() -> None:
+    report = audit(of_rule("mean-of-means", 0, torch.float64, OPTIMIZERS["SGD"]), probe(100), loss_sum)
+    said = report.explain()
+    assert "The step is no token-mean: its gradient is " in said and "The fix: count the valid tokens N" in said
+    assert repr(report).startswith("mean-of-means\nweight × N of each microbatch: ")
+    stored = json.loads(report.to_json())
+    assert stored["verdict"] == "mean-of-means" and stored["details"][0]["fix"]
+
+
+def nothing_valid() -> list[Any]:
+    return [(tokens, torch.full_like(labels, IGNORE)) for tokens, labels in probe(100)]
+
+
+GOOD = of_rule("token-mean", 0, torch.float64, OPTIMIZERS["SGD"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "said"),
+    [
+        ((GOOD, [], loss_sum), {}, "0 microbatches make no step: try"),
+        ((GOOD, probe(100), loss_sum), {"windows": 0}, "windows = 0 is outside 1 … 100: try 1"),
+        (
+            (GOOD, probe(100), loss_sum),
+            {"objective": "tokenmean"},
+            "objective = 'tokenmean' is none of .*try 'token-mean'",
+        ),
+        ((lambda: 3, probe(100), loss_sum), {}, "build\\(\\) gives a int and no model with its step: try"),
+        ((GOOD, probe(100), lambda model, each: 3), {}, "loss_sum returns a int and no pair of sum and count: try"),
+        ((GOOD, nothing_valid(), loss_sum), {}, "the microbatches have 0 valid tokens: try"),
+    ],
+)
+def test_bad_arguments_get_one_sentence(arguments: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(LabError, match=said):
+        audit(*arguments, **options)
+
+
+@given(st.integers(2, 12), st.integers(8, 40), st.integers(0, 99))
+@settings(max_examples=20)
+def test_a_probe_tells(K: int, length: int, seed: int) -> None:
+    microbatches = probe(50, accumulation=K, length=length, seed=seed)
+    counts = [valid_tokens(labels) for _, labels in microbatches]
+    assert len(microbatches) == K and min(counts) > 0 and len(set(counts)) > 1
+    assert all(int(labels[0, 0]) != IGNORE for _, labels in microbatches)
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "said"),
+    [
+        (3, {}, "source = 3 tokens are too few"),
+        (["a", "b"], {}, "source = 2 examples are too few for 4 microbatches: try accumulation=2"),
+        (["ab"] * 9, {}, "examples of one count only"),
+        (100, {"accumulation": 1}, "accumulation = 1 is outside 2 … 64: try 2"),
+    ],
+)
+def test_a_source_that_cannot_tell_is_refused(source: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(LabError, match=said):
+        probe(source, **options)
+
+
+# What is in a model.
+
+
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("fixed", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Says dropout( here, and draws nothing by it."""
+        self.seen += 1
+        return x + self.fixed * torch.randn_like(x)
+
+
+@pytest.mark.parametrize(
+    ("module", "kinds"),
+    [
+        (nn.BatchNorm2d(3), ["looks at the batch", "keeps state"]),
+        (nn.BatchNorm1d(3).eval(), []),
+        (nn.BatchNorm1d(3, track_running_stats=False).eval(), ["looks at the batch"]),
+        (nn.BatchNorm1d(3, momentum=0.0), ["looks at the batch"]),
+        (nn.InstanceNorm2d(3), []),
+        (nn.InstanceNorm2d(3, track_running_stats=True), ["keeps state"]),
+        (nn.GroupNorm(1, 3), []),
+        (nn.LayerNorm(3), []),
+        (nn.Dropout(0.1), ["draws random numbers"]),
+        (nn.Dropout(0.0), []),
+        (nn.Dropout(0.1).eval(), []),
+        (nn.RReLU(), ["draws random numbers"]),
+        (nn.LSTM(2, 2, num_layers=2, dropout=0.1), ["draws random numbers"]),
+        (nn.LSTM(2, 2), []),
+        (nn.MultiheadAttention(4, 2, dropout=0.1), ["draws random numbers"]),
+        (nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2)), ["keeps state"]),
+        (Noisy(), ["draws random numbers", "keeps state"]),
+        (Transformer(), []),
+        (Transformer(dropout=0.1), ["draws random numbers"]),
+    ],
+)
+def test_layers_that_accumulation_must_know(module: nn.Module, kinds: list[str]) -> None:
+    found = inspect(module)
+    assert sorted({each.kind for each in found}) == sorted(kinds)
+    assert all(each.means and each.layer for each in found)
+
+
+def test_a_float64_tolerance_is_no_float32_tolerance() -> None:
+    for dtype, digits in ((torch.float64, 1e-8), (torch.float32, 1e-3)):
+        report = audit(of_rule("token-mean", 0, dtype, OPTIMIZERS["SGD"]), probe(100), loss_sum)
+        assert report.relative_error <= report.tolerance < digits and math.isfinite(report.residual)
+
+
+assert labkit.cadence
