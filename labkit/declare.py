@@ -18,6 +18,7 @@ from typing import Any
 from labkit.errors import LabError
 
 Value = float | int | str | bool
+WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,3 +206,21 @@ def percent(share: float) -> str:
     '26.5 %'
     """
     return f"{three(100 * share)} %"
+
+
+def word(count: int) -> str:
+    """A count as it is said.
+
+    >>> word(4), word(12)
+    ('four', '12')
+    """
+    return WORDS[count] if count < len(WORDS) else str(count)
+
+
+def times(count: int) -> str:
+    """How often.
+
+    >>> times(1), times(2), times(4)
+    ('once', 'twice', 'four times')
+    """
+    return {1: "once", 2: "twice"}.get(count) or f"{word(count)} times"

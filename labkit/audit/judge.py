@@ -13,8 +13,7 @@ from torch import Tensor
 from labkit.audit.naming import named, objective, whole
 from labkit.audit.references import References
 from labkit.audit.watch import Window
-from labkit.check.sandbox import times
-from labkit.declare import percent, three
+from labkit.declare import percent, three, times
 from labkit.errors import LabError
 from labkit.fit import Weights, fit
 from labkit.rules import TABLE, rule
@@ -145,7 +144,7 @@ def _weights(gradient: Tensor, found: References) -> Weights:
 
 
 def _reached(seen: Seen, window: Window, found: References) -> tuple[Tensor, list[Fault]]:
-    """The gradient that is judged: what reached the optimizer, before a clip that has its place; and clips that have not."""
+    """The gradient that is judged: what reached the optimizer, before a clip in its place; and clips out of place."""
     passes = window.before
     brought = sum((each.gradient for each in passes), torch.zeros_like(window.start))
     per_optimizer: dict[int, int] = {}
@@ -258,6 +257,9 @@ def _clip_fault(limit: float, cut: int, passes: int) -> Fault:
 def _name(seen: Seen, at: int, judged: Judged) -> list[Fault]:
     """Faults in the weights of one window."""
     found, gradient = seen.references[at], judged.gradient
+    if not gradient.any() and seen.windows[at].passes and not seen.windows[at].left.any():
+        said = "The gradients were cleared between the last backward and the step: nothing reached the optimizer"
+        return [Fault("unknown", f"{said}.")]
     sequences = seen.sequences[at] if seen.sequences else None
     for left in _carried(seen, at, gradient):
         return left
@@ -292,7 +294,7 @@ def _factors(judged: Judged, found: References) -> str:
     low, high = float(known.min()), float(known.max())
     if math.isclose(low, high, rel_tol=1e-4):
         return f"The gradient is {three(low)} times the right one"
-    listed = ", ".join(three(float(each)) for each in weights)
+    listed = ", ".join("0" if abs(each) < 1e-6 * known.abs().max() else three(float(each)) for each in weights)
     return f"The microbatches got {listed} times their right weight"
 
 
@@ -441,7 +443,9 @@ def _cadence(seen: Seen) -> list[Fault]:
     for key, (first, end) in window.counts.items():
         before = seen.windows[-2].counts.get(key, (0.0, 0.0))[1] if len(seen.windows) > 1 else _fresh(first, seen.K)
         if stepped[key] and end - before != stepped[key] and end > 0:
-            what = f"Adam's own count advanced by {three(end - before)} in {times(stepped[key])} stepping"
+            what = (
+                f"Adam's own count advanced by {three(end - before)}, and the optimizer stepped {times(stepped[key])}"
+            )
             faults.append(Fault("adam-count-per-microbatch", f"{what}."))
     faults += _schedules(seen, window)
     often = max(window.averages.values(), default=0)
@@ -450,10 +454,9 @@ def _cadence(seen: Seen) -> list[Fault]:
             Fault("ema-per-microbatch", f"The average of the weights was updated {times(often)} in one window.")
         )
     often = max(window.decays.values(), default=0)
+    often += bool(often) and any(step.decay for step in window.steps)
     if often > 1:
-        faults.append(
-            Fault("decay-per-microbatch", f"The weights were made smaller by hand {times(often)} in one window.")
-        )
+        faults.append(Fault("decay-per-microbatch", f"The weights were decayed {times(often)} in one window."))
     return faults
 
 

@@ -69,6 +69,7 @@ class Step:
     gradient: Tensor  # of its own parameters, 0 elsewhere
     mine: Tensor  # which coordinates are its own
     rate: float
+    decay: bool
     before: Tensor
     moved: bool = False
 
@@ -264,6 +265,7 @@ class Watch:
             self.sampled.read(gradients) / (1.0 if scale is None else float(scale)),
             own.bool(),
             max(float(group.get("lr", 0.0)) for group in optimizer.param_groups),
+            any(group.get("weight_decay", 0.0) for group in optimizer.param_groups),
             self._weights(),
         )
         self.optimizers[id(optimizer)] = optimizer

@@ -20,11 +20,10 @@ from labkit.accumulation import Comparison, compare
 from labkit.check import sandbox
 from labkit.check.formula import Exercise
 from labkit.check.loops import ALWAYS, DIVIDED, NAMED, ONCE, THEN, WHICH, Loop, Part, counts, predicted
-from labkit.check.sandbox import times, word
 from labkit.check.verdict import EMPTY, ROUNDED, Function, Verdict, aside, listed, refused, within
 from labkit.check.watched import Watched
 from labkit.corpus import Batch, batch, split
-from labkit.declare import show
+from labkit.declare import show, times, word
 from labkit.device import quota_threads
 from labkit.fit import fit
 from labkit.nets import IGNORE, Transformer, sequence_gradients
@@ -111,7 +110,7 @@ def accumulate(function: Function, *, seconds: float = 5.0) -> Verdict:
     for check in held:
         held[check] = all(ok for ok, row in zip(right, WINDOWS, strict=True) if row[0] == check)
     shown = next((run for run in runs if not run.right), runs[0]).outcome
-    sentence = _praise(runs) if all(held.values()) else faults(runs)
+    sentence = _praise(runs) if all(held.values()) else _faults(runs)
     return Verdict(all(held.values()), tuple(held.items()), sentence + aside(shown), shown.printed)
 
 
@@ -142,7 +141,7 @@ def _praise(runs: list[Run]) -> str:
     return f"{right}, but for a relative error of {worst:.1g}, as of a number in float32 on the way."
 
 
-def faults(runs: list[Run]) -> str:
+def _faults(runs: list[Run]) -> str:
     """What befell the first window, or else what the weights are, and what befell a later one."""
     lost = next((run for run in runs if not run.finite), None)
     measured = [run for run in runs if run.finite]

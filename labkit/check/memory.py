@@ -15,11 +15,10 @@ from labkit import rules
 from labkit.check import sandbox
 from labkit.check.accumulation import accumulate
 from labkit.check.formula import Exercise
-from labkit.check.sandbox import word
 from labkit.check.verdict import Function, Verdict, aside, refused
 from labkit.check.watched import Watched
 from labkit.corpus import Batch, batch, split
-from labkit.declare import three
+from labkit.declare import three, word
 from labkit.device import quota_threads
 from labkit.kept import Kept, Net, watch
 

@@ -32,7 +32,6 @@ MEMORY = 2**30
 AGAIN = 0.002  # seconds after which a loop that caught its deadline meets it again
 LINES, CHARACTERS = 5, 400
 INNER = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>")  # what stands in a line of the function, to a learner
-WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 # What a function may change for everybody: how it is read, and how it is put back.
 STATE: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
@@ -279,21 +278,3 @@ def _place(trace: TracebackType | None) -> str:
     code, line = theirs[-1]
     text = textwrap.shorten(linecache.getline(code.co_filename, line), 60, placeholder=" …")
     return f"Line {line - code.co_firstlineno + 1} of {code.co_name}{text and f', `{text}`,'}"
-
-
-def word(count: int) -> str:
-    """A count as it is said.
-
-    >>> word(4), word(12)
-    ('four', '12')
-    """
-    return WORDS[count] if count < len(WORDS) else str(count)
-
-
-def times(count: int) -> str:
-    """How often.
-
-    >>> times(1), times(4)
-    ('once', 'four times')
-    """
-    return "once" if count == 1 else f"{word(count)} times"

@@ -7,8 +7,8 @@ import inspect
 import torch
 from torch import Tensor, nn
 
-from labkit.check.sandbox import times
 from labkit.corpus import Batch
+from labkit.declare import times
 
 
 class Watched:
