@@ -11,15 +11,17 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from labkit.audit.facts import Fault, Seen, near
 from labkit.audit.inspection import Finding as Finding
 from labkit.audit.inspection import inspect as inspect
-from labkit.audit.judge import Fault, Seen, judge, near
+from labkit.audit.judge import judge
 from labkit.audit.naming import OBJECTIVES, named
 from labkit.audit.naming import objective as objective_gradient
 from labkit.audit.probes import probe as probe
 from labkit.audit.references import LossSum, Model64, References, pieces
 from labkit.audit.report import Report as Report
-from labkit.audit.watch import Sampled, Watch, Window
+from labkit.audit.watch import Watch
+from labkit.audit.window import Sampled, Window
 from labkit.declare import Choice, Range
 from labkit.errors import LabError
 from labkit.tolerance import depth, tolerance
@@ -93,7 +95,6 @@ def audit(
         word,
         _tolerance(model, seen_windows, references[0]),
         _again(build, sampled, microbatches),
-        True,
         whole,
         _fewer(build, sampled, microbatches, count),
     )

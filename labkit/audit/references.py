@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.audit.watch import Sampled
+from labkit.audit.window import Sampled
 from labkit.errors import LabError
 
 LossSum = Callable[[Any, Any], tuple[Tensor, Any]]

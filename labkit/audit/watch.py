@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.optim.swa_utils import AveragedModel
 from torch.overrides import TorchFunctionMode
 
-from labkit.fit import SAMPLE, coordinates
+from labkit.audit.window import Clip, Pass, Sampled, Step, Window
 
 PASSES = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
 CLIPS = {
@@ -28,91 +27,6 @@ SHRINKS = ("mul_", "lerp_", "_foreach_mul_", "_foreach_lerp_", "__imul__")  # a 
 
 
 SMALL = 1_000_000  # parameters of a model whose weights are kept before every step
-
-
-class Sampled:
-    """The coordinates of a model's parameters that are looked at: all, or a seeded sample of every layer."""
-
-    def __init__(self, model: nn.Module, sample: int = SAMPLE) -> None:
-        self.sizes = [p.numel() for p in model.parameters()]
-        self.all = sum(self.sizes) <= sample
-        self.at = coordinates(self.sizes, sample)
-
-    def read(self, tensors: Iterable[Tensor | None]) -> Tensor:
-        """Their values there, float64, 0 where a tensor is missing."""
-        parts = []
-        for each, size, at in zip(tensors, self.sizes, self.at, strict=True):
-            if each is None:
-                parts.append(torch.zeros(size if self.all else len(at), dtype=torch.float64))
-                continue
-            dense = each.detach().to_dense() if each.is_sparse else each.detach()
-            values = dense.reshape(-1)
-            parts.append((values if self.all else values[at.to(values.device)]).to("cpu", torch.float64))
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
-
-
-@dataclass
-class Pass:
-    """One backward pass: what it brought, and where the parameters stood."""
-
-    gradient: Tensor
-    state: dict[str, Tensor] | None  # all weights, where they had moved since the window began and the model is small
-
-
-@dataclass
-class Step:
-    """One step of an optimizer."""
-
-    optimizer: int
-    kind: str
-    passes: int  # backward passes before it
-    gradient: Tensor  # of its own parameters, 0 elsewhere
-    mine: Tensor  # which coordinates are its own
-    rate: float
-    decay: bool
-    before: Tensor
-    moved: bool = False
-
-
-@dataclass
-class Clip:
-    """One call of a clipping function."""
-
-    kind: str
-    passes: int
-    gradient: Tensor  # that it met
-    limit: float
-    clock: int
-
-
-@dataclass
-class Window:
-    """All that one call of the step did."""
-
-    passes: list[Pass] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
-    clips: list[Clip] = field(default_factory=list)
-    schedule: dict[int, int] = field(default_factory=dict)  # steps of each schedule
-    averages: dict[Any, int] = field(default_factory=dict)  # updates of each average
-    decays: dict[int, int] = field(default_factory=dict)  # how often each parameter was shrunk by hand
-    fed: set[int] = field(default_factory=set)  # buffers that took gradients in
-    squares: set[int] = field(default_factory=set)  # those that took their squares in
-    forgot: dict[int, int] = field(default_factory=dict)  # how often each buffer was made smaller
-    unscaled: list[tuple[int, int]] = field(default_factory=list)  # passes before each, and its clock
-    scaler: bool = False
-    scale: float = 1.0
-    skipped: int = 0  # optimizer steps that the scaler left out
-    autocast: torch.dtype | None = None
-    inputs: list[tuple[int, int]] = field(default_factory=list)  # shape of the first [b, T] that each forward was given
-    counts: dict[int, tuple[float, float]] = field(default_factory=dict)  # Adam's own count when first met, at the end
-    start: Tensor = field(default_factory=lambda: torch.zeros(0))
-    end: Tensor = field(default_factory=lambda: torch.zeros(0))
-    left: Tensor = field(default_factory=lambda: torch.zeros(0))  # gradient that is there at the end
-
-    @property
-    def before(self) -> list[Pass]:
-        """The backward passes that the last optimizer step could see; all, where there is no step."""
-        return self.passes[: max((step.passes for step in self.steps), default=len(self.passes))]
 
 
 class Watch:

@@ -1,0 +1,116 @@
+"""Which gradient is judged: the one that reached the optimizer, before a clip in its place; and clips out of place."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from labkit.audit.facts import Fault, Seen, near, solve
+from labkit.audit.window import Clip, Window
+from labkit.declare import three, times
+
+
+def reached(seen: Seen, window: Window) -> tuple[Tensor, list[Fault]]:
+    """The gradient that is judged: what reached the optimizer, before a clip in its place; and clips out of place."""
+    passes = window.before
+    brought = sum((each.gradient for each in passes), torch.zeros_like(window.start))
+    per_optimizer: dict[int, int] = {}
+    for step in window.steps:
+        per_optimizer[step.optimizer] = per_optimizer.get(step.optimizer, 0) + 1
+    if not window.steps or max(per_optimizer.values()) > 1:
+        return brought, []
+    final = sum((step.gradient for step in window.steps), torch.zeros_like(window.start))
+    early = [each for each in window.unscaled if each[0] < len(passes)]
+    if early:
+        what = f"unscale_ ran after {early[0][0]} of {len(passes)} backward passes"
+        return brought / window.scale, [
+            Fault("unscale-early", f"{what}: those that came later kept the scale {three(window.scale)}.")
+        ]
+    return _clipped(seen, window, final, brought)
+
+
+def _clipped(seen: Seen, window: Window, final: Tensor, brought: Tensor) -> tuple[Tensor, list[Fault]]:
+    """What was clipped, and whether it was in its place."""
+    passes = window.before
+    inside = [clip for clip in window.clips if clip.passes < len(passes) and _bites(clip)]
+    if inside:
+        limit = three(inside[0].limit)
+        what = f"The gradient was clipped to {limit} after {inside[0].passes} of {len(passes)} backward passes"
+        unclipped = _unclipped(window, final)
+        return unclipped, [Fault("clip-per-microbatch", f"{what}, {times(len(inside))} in all.")]
+    after = [clip for clip in window.clips if clip.passes == len(passes)]
+    if after:
+        clip = after[0]
+        unscaled_later = any(clock > clip.clock for _, clock in window.unscaled)
+        shrunk = float(final.norm()) < 0.5 * min(clip.limit, float(clip.gradient.norm()))
+        if _bites(clip) and clip.kind == "norm" and (unscaled_later or shrunk):
+            factor = float(clip.gradient.norm() / max(float(final.norm()), 1e-300))
+            what = f"The gradient was clipped to {three(clip.limit)} while it still had its scale"
+            return final, [
+                Fault("clip-scaled", f"{what}: what reached the optimizer is {three(factor)} times shorter.")
+            ]
+        return clip.gradient, []
+    pattern = _by_hand(seen, window, final)
+    return (brought, [pattern]) if pattern else (final, [])
+
+
+def _unclipped(window: Window, final: Tensor) -> Tensor:
+    """The gradient without the clips in between: what is left of each pass, over what the clips left of it."""
+    rows = torch.stack([each.gradient for each in window.before])
+    if any(clip.kind != "norm" for clip in window.clips):
+        return rows.sum(0)
+    kept = solve(final, rows).values.nan_to_num()
+    factors = torch.ones(len(rows), dtype=torch.float64)
+    for clip in window.clips:
+        size = float(clip.gradient.norm())
+        if clip.kind == "norm" and 0 < clip.passes <= len(rows) and size > clip.limit:
+            alone = near(clip.gradient, rows[clip.passes - 1], 1e-6)
+            factors[clip.passes - 1 if alone else 0 : clip.passes] *= clip.limit / (size + 1e-6)
+    return (kept / factors) @ rows
+
+
+def _bites(clip: Clip) -> bool:
+    size = float(clip.gradient.norm()) if clip.kind == "norm" else float(clip.gradient.abs().max())
+    return bool(size > clip.limit * (1 + 1e-6))
+
+
+def _by_hand(seen: Seen, window: Window, final: Tensor) -> Fault | None:
+    """A clip or an unscale between the passes, found in how much is left of each pass."""
+    rows = torch.stack([each.gradient for each in window.before]) if window.before else final[None]
+    if len(rows) < 2 or not rows.isfinite().all() or not final.isfinite().all():
+        return None
+    kept = solve(final, rows)
+    q = kept.values
+    if kept.residual > seen.tolerance or q.isnan().any() or bool((q < 1e-12).any()):
+        return None
+    if float(q.max() / q.min()) <= 1 + 10 * seen.tolerance:
+        return None
+    ratios = (q[1:] / q[:-1]).tolist()
+    steep = [ratio for ratio in ratios if ratio > 7.9]
+    if steep and max(steep) / min(steep) < 1 + 1e-3 and all(ratio > 7.9 or abs(ratio - 1) < 1e-3 for ratio in ratios):
+        what = f"Of the {len(q)} backward passes the first kept {three(float(q[0]))} of its length"
+        return Fault("unscale-early", f"{what}, and the last {three(float(q[-1]))}.")
+    return _clip_by_hand(rows, q)
+
+
+def _clip_by_hand(rows: Tensor, q: Tensor) -> Fault | None:
+    scale = float(q.max())
+    alone = q[:, None] * rows / scale
+    lengths = alone.norm(dim=1)
+    cut = q < scale * (1 - 1e-6)
+    same = lengths[cut]
+    if float(same.max() / same.min()) < 1 + 1e-4 and bool((lengths[~cut] <= same.max() * (1 + 1e-4)).all()):
+        return _clip_fault(float(same[0]), int(cut.sum()), len(q))
+    factors = [*(q[:-1] / q[1:]).tolist(), float(q[-1])]
+    running, limits = torch.zeros_like(rows[0]), []
+    for row, factor in zip(rows, factors, strict=True):
+        running = factor * (running + row)
+        if factor < 1 - 1e-6:
+            limits.append(float(running.norm()))
+    if limits and max(limits) / min(limits) < 1 + 1e-4:
+        return _clip_fault(limits[0], len(limits), len(q))
+    return None
+
+
+def _clip_fault(limit: float, cut: int, passes: int) -> Fault:
+    return Fault("clip-per-microbatch", f"{cut} of {passes} backward passes were cut to the length {three(limit)}.")
