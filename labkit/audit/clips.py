@@ -42,7 +42,7 @@ def _clipped(seen: Seen, window: Window, final: Tensor, brought: Tensor) -> tupl
     if after:
         clip = after[0]
         unscaled_later = any(clock > clip.clock for _, clock in window.unscaled)
-        shrunk = float(final.norm()) < 0.5 * min(clip.limit, float(clip.gradient.norm()))
+        shrunk = float(final.norm() / clip.gradient.norm()) < 0.5 * min(clip.limit / clip.size, 1.0)
         if _bites(clip) and clip.kind == "norm" and (unscaled_later or shrunk):
             factor = float(clip.gradient.norm() / max(float(final.norm()), 1e-300))
             what = f"The gradient was clipped to {three(clip.limit)} while it still had its scale"
@@ -62,16 +62,14 @@ def _unclipped(window: Window, final: Tensor) -> Tensor:
     kept = solve(final, rows).values.nan_to_num()
     factors = torch.ones(len(rows), dtype=torch.float64)
     for clip in window.clips:
-        size = float(clip.gradient.norm())
-        if clip.kind == "norm" and 0 < clip.passes <= len(rows) and size > clip.limit:
+        if 0 < clip.passes <= len(rows) and clip.size > clip.limit:
             alone = near(clip.gradient, rows[clip.passes - 1], 1e-6)
-            factors[clip.passes - 1 if alone else 0 : clip.passes] *= clip.limit / (size + 1e-6)
+            factors[clip.passes - 1 if alone else 0 : clip.passes] *= clip.limit / (clip.size + 1e-6)
     return (kept / factors) @ rows
 
 
 def _bites(clip: Clip) -> bool:
-    size = float(clip.gradient.norm()) if clip.kind == "norm" else float(clip.gradient.abs().max())
-    return bool(size > clip.limit * (1 + 1e-6))
+    return clip.size > clip.limit * (1 + 1e-6)
 
 
 def _by_hand(seen: Seen, window: Window, final: Tensor) -> Fault | None:
@@ -90,13 +88,12 @@ def _by_hand(seen: Seen, window: Window, final: Tensor) -> Fault | None:
     if steep and max(steep) / min(steep) < 1 + 1e-3 and all(ratio > 7.9 or abs(ratio - 1) < 1e-3 for ratio in ratios):
         what = f"Of the {len(q)} backward passes the first kept {three(float(q[0]))} of its length"
         return Fault("unscale-early", f"{what}, and the last {three(float(q[-1]))}.")
-    return _clip_by_hand(rows, q)
+    return _clip_by_hand(rows, torch.tensor([each.size for each in window.before], dtype=torch.float64), q)
 
 
-def _clip_by_hand(rows: Tensor, q: Tensor) -> Fault | None:
+def _clip_by_hand(rows: Tensor, sizes: Tensor, q: Tensor) -> Fault | None:
     scale = float(q.max())
-    alone = q[:, None] * rows / scale
-    lengths = alone.norm(dim=1)
+    lengths = q * sizes / scale
     cut = q < scale * (1 - 1e-6)
     same = lengths[cut]
     if float(same.max() / same.min()) < 1 + 1e-4 and bool((lengths[~cut] <= same.max() * (1 + 1e-4)).all()):

@@ -22,11 +22,9 @@ CLIPS = {
     torch.nn.utils.clip_grad_norm_.__wrapped__.__code__: "norm",  # type: ignore[attr-defined]
     torch.nn.utils.clip_grad_value_.__wrapped__.__code__: "value",  # type: ignore[attr-defined]
 }
+SMALL = 1_000_000  # parameters of a model whose weights are kept wherever they have moved
 MIXES = ("add_", "lerp_", "_foreach_add_", "_foreach_lerp_", "__iadd__")  # a buffer takes something in
 SHRINKS = ("mul_", "lerp_", "_foreach_mul_", "_foreach_lerp_", "__imul__")  # a buffer forgets
-
-
-SMALL = 1_000_000  # parameters of a model whose weights are kept before every step
 
 
 class Watch:
@@ -44,6 +42,7 @@ class Watch:
         self.kept: dict[int, Tensor] = {}  # buffers seen, so that no other tensor takes their place in memory
         self.clock, self.optimizers = 0, dict[int, Any]()
         self.window.start = self._weights()
+        self.pointers = {p.data_ptr() for p in self.parameters}
         with ExitStack() as stack:
             for at, p in enumerate(self.parameters):
                 if p.requires_grad:
@@ -91,10 +90,11 @@ class Watch:
 
     def _close_pass(self) -> None:
         if self.incoming:
-            brought = self.sampled.read(self.incoming.get(at) for at in range(len(self.parameters)))
+            gradients = [self.incoming.get(at) for at in range(len(self.parameters))]
+            brought, size = self.sampled.read(gradients), Sampled.size(gradients)
             self.incoming = {}
             moved = not torch.equal(self._weights(), self.window.start)
-            self.window.passes.append(Pass(brought, self._state() if moved else None))
+            self.window.passes.append(Pass(brought, size, self._state() if moved else None))
 
     # Python calls
 
@@ -105,7 +105,9 @@ class Watch:
         elif event == "call" and code in CLIPS:
             limit = frame.f_locals.get("max_norm", frame.f_locals.get("clip_value"))
             limit = float(limit) if isinstance(limit, (int, float, Tensor)) else float("nan")
-            self.window.clips.append(Clip(CLIPS[code], len(self.window.passes), self._gradient(), limit, self._tick()))
+            kind, passes = CLIPS[code], len(self.window.passes)
+            size = Sampled.size((p.grad for p in self.parameters), kind)
+            self.window.clips.append(Clip(kind, passes, self._gradient(), size, limit, self._tick()))
         elif code.co_name in NAMES:
             self._method(code.co_name, event, frame)
 
@@ -171,12 +173,14 @@ class Watch:
         mine = {self.index[id(p)] for p in _parameters(optimizer) if id(p) in self.index}
         own = self.sampled.read(torch.ones_like(p) if at in mine else None for at, p in enumerate(self.parameters))
         gradients = [p.grad if at in mine else None for at, p in enumerate(self.parameters)]
-        scale = getattr(optimizer, "grad_scale", None)  # a fused step divides by it itself
+        found = getattr(optimizer, "grad_scale", None)  # a fused step divides by it itself
+        scale = 1.0 if found is None else float(found)
         step = Step(
             id(optimizer),
             type(optimizer).__name__,
             len(self.window.passes),
-            self.sampled.read(gradients) / (1.0 if scale is None else float(scale)),
+            self.sampled.read(gradients) / scale,
+            Sampled.size(gradients) / scale,
             own.bool(),
             max(float(group.get("lr", 0.0)) for group in optimizer.param_groups),
             any(group.get("weight_decay", 0.0) for group in optimizer.param_groups),
@@ -255,7 +259,8 @@ class _Ops(TorchFunctionMode):
         if not inplace or not args or self.watch.stepping:
             return func(*args, **(kwargs or {}))
         target = args[0]
-        before = target.detach().clone() if isinstance(target, Tensor) and target.is_floating_point() else None
+        weight = isinstance(target, Tensor) and _pointer(target) in self.watch.pointers
+        before = target.detach().clone() if weight else None
         result = func(*args, **(kwargs or {}))
         with torch.no_grad():
             self.watch.changed(name, target, [*args[1:], *(kwargs or {}).values()], before)

@@ -70,7 +70,7 @@ def _scaled(seen: Seen, at: int, judged: Judged, found: References) -> list[Faul
         if factor <= 0 or not near(gradient, factor * direction, seen.tolerance):
             continue
         divisor = whole(1 / factor, 10 * seen.tolerance)
-        if _clipped_by_hand(seen, gradient):
+        if _clipped_by_hand(seen, at):
             return [Fault(word, f"{_factors(judged, found)}; then the length was cut.")] if word else []
         if loose:
             return [Fault(word, f"{_factors(judged, found)}.")] if word else []
@@ -86,13 +86,13 @@ def _scaled(seen: Seen, at: int, judged: Judged, found: References) -> list[Faul
     return None
 
 
-def _clipped_by_hand(seen: Seen, gradient: Tensor) -> bool:
+def _clipped_by_hand(seen: Seen, at: int) -> bool:
     """Whether the gradient keeps its length when a microbatch is left out: then it was cut to that length."""
     fewer = seen.fewer()
-    if not fewer or not fewer[0].steps:
+    if not fewer or not fewer[0].steps or not seen.windows[at].steps:
         return False
-    other = sum((step.gradient for step in fewer[0].steps), torch.zeros_like(gradient))
-    return math.isclose(float(other.norm()), float(gradient.norm()), rel_tol=max(1e-4, seen.tolerance))
+    one, other = (math.hypot(*(step.size for step in each.steps)) for each in (seen.windows[at], fewer[0]))
+    return math.isclose(one, other, rel_tol=max(1e-4, seen.tolerance))
 
 
 def _partly(seen: Seen, at: int, judged: Judged, found: References) -> list[Fault] | None:

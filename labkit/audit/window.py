@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,12 +33,21 @@ class Sampled:
             parts.append((values if self.all else values[at.to(values.device)]).to("cpu", torch.float64))
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
+    @staticmethod
+    def size(tensors: Iterable[Tensor | None], kind: str = "norm") -> float:
+        """Length of all their values together, or the largest of them."""
+        there = [each.detach() for each in tensors if each is not None and each.numel()]
+        if kind == "value":
+            return max((float(each.abs().max()) for each in there), default=0.0)
+        return math.hypot(*(float(each.double().norm()) for each in there))
+
 
 @dataclass
 class Pass:
     """One backward pass: what it brought, and where the parameters stood."""
 
     gradient: Tensor
+    size: float  # its length, all coordinates
     state: dict[str, Tensor] | None  # all weights, where they had moved since the window began and the model is small
 
 
@@ -49,6 +59,7 @@ class Step:
     kind: str
     passes: int  # backward passes before it
     gradient: Tensor  # of its own parameters, 0 elsewhere
+    size: float  # its length, all coordinates
     mine: Tensor  # which coordinates are its own
     rate: float
     decay: bool
@@ -63,6 +74,7 @@ class Clip:
     kind: str
     passes: int
     gradient: Tensor  # that it met
+    size: float  # its length, or its largest value
     limit: float
     clock: int
 

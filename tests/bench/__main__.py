@@ -185,6 +185,11 @@ def roofline(options: argparse.Namespace) -> Rows:
         yield "roofline measured, to references of the same minute", {"figure": name, "value": value}
 
 
+def audit(options: argparse.Namespace) -> Rows:
+    for row in python("from tests.bench import audit; print(audit.rows())"):
+        yield "audit of a step of four microbatches, against the step itself", row
+
+
 def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
     """Print a table; a spread stands as median / 95th percentile (count)."""
 
@@ -202,7 +207,7 @@ def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
         print("  ".join([first.ljust(widths[0]), *words]))
 
 
-PARTS = {part.__name__: part for part in (labs, imports, pictures, memory, roofline)}
+PARTS = {part.__name__: part for part in (labs, imports, pictures, memory, roofline, audit)}
 
 
 def main() -> int:
