@@ -87,7 +87,8 @@ class Moments(Experiment[cadence.Moments]):
         canvas.frame(self.axes, x=(1, 300), y=(0, 1.2))
         canvas.ticks(self.axes, x=[1, 10, 100], y=[0, 0.5, 1])
         self.lines = [canvas.line(self.axes, role, markersize=5) for role in ("right", "wrong")]
-        self.words = [canvas.text(self.axes, word, ha="right") for word in ("once a step", "K times a step")]
+        for word, height, va in (("once a step", 0.98, "top"), ("K times a step", 0.02, "bottom")):
+            canvas.label(self.axes, 0.98, height, word, ha="right", va=va)
 
     def draw(self, canvas: Canvas, result: cadence.Moments) -> None:
         steps, last = result.steps.tolist(), int(result.steps[-1])
@@ -97,8 +98,6 @@ class Moments(Experiment[cadence.Moments]):
         canvas.ticks(self.axes, x=[10**k for k in range(4) if 10**k <= last], y=_round_ticks(low, high))
         for line, values in zip(self.lines, (result.right, result.wrong), strict=True):
             line.set_data(steps, values.tolist())
-        self.words[0].set(position=(last, high + 0.04), va="bottom")
-        self.words[1].set(position=(last, low - 0.04), va="top")
 
     def answer(self, result: cadence.Moments) -> float:
         return 100 * result.ratio

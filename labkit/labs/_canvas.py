@@ -123,6 +123,13 @@ class Canvas:
         """Words at a place in data coordinates; `size` in units of the page's text."""
         return self.paint(axes.text(0, 0, words, **style), role, size)
 
+    def label(self, axes: Axes, x: float, y: float, words: str, **style: Any) -> Text:
+        """Words that never change, at a place in shares of the axes: they cost nothing when the rest moves."""
+        label = axes.text(x, y, words, transform=axes.transAxes, **style)
+        self._roles.append((label, "text", 1.0))
+        self._colour(label, "text", 1.0)
+        return label
+
     def paint(self, artist: A, role: str, size: float = 1.0) -> A:
         """Give an artist the colour of its role (words their size too), now and on every page, and let it move."""
         self._roles.append((artist, role, size))

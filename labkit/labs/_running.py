@@ -92,7 +92,8 @@ class GroupVariance(Experiment[running.GroupVariance]):
         self.unbiased = canvas.line(self.axes, "right", linestyle="none", marker="s", fillstyle="none")
         self.sorted = canvas.line(self.axes, "wrong", linestyle=":")
         words = ("□ running, over b − 1", "● normalising, over b", "× the same, sorted")
-        self.words = [canvas.text(self.axes, word, ha="left", va="center") for word in words]
+        for at, word in enumerate(words):
+            canvas.label(self.axes, 0.72, 0.95 - 0.1 * at, word, ha="left", va="center")
 
     def draw(self, canvas: Canvas, result: running.GroupVariance) -> None:
         sizes, S2 = result.sizes.tolist(), result.whole
@@ -100,7 +101,7 @@ class GroupVariance(Experiment[running.GroupVariance]):
             (100 * each / S2).tolist() for each in (result.biased, result.unbiased, result.sorted, result.predicted)
         )
         errors = (200 * result.biased_error / S2).tolist()
-        canvas.frame(self.axes, x=(1.7, sizes[-1] * 8.0), y=(0, 1.1 * max(*unbiased, *biased, 100)))
+        canvas.frame(self.axes, x=(1.7, sizes[-1] ** 1.5), y=(0, 1.1 * max(*unbiased, *biased, 100)))
         canvas.ticks(self.axes, x=[2.0**k for k in (1, 3, 5, 7) if 2**k <= sizes[-1]])
         self.line.set_data(sizes, line)
         self.whole.set_data([1.7, sizes[-1]], [100, 100])
@@ -111,8 +112,6 @@ class GroupVariance(Experiment[running.GroupVariance]):
         )
         self.unbiased.set_data(sizes, unbiased)
         self.sorted.set_data(sizes, by_class)
-        for words, height in zip(self.words, (103, 90, 77), strict=True):
-            words.set_position((sizes[-1] * 1.25, height))
 
     def answer(self, result: running.GroupVariance) -> float:
         return 100 * float(result.biased[0]) / result.whole

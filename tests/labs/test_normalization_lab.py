@@ -78,7 +78,9 @@ def test_the_remedies_are_drawn_by_what_they_measured() -> None:
     lab.step()
     experiment = lab._trial.experiment
     assert list(experiment.right.get_ydata()) == [2, 3, 4, 5] and list(experiment.wrong.get_ydata()) == [0, 1]
-    assert all(word.get_text() == row.name for word, row in zip(experiment.words, lab.result.rows, strict=True))
+    drawn = {text.get_text(): text.get_position()[1] for text in experiment.axes.texts}
+    heights = [drawn[row.name] for row in lab.result.rows]
+    assert heights == sorted(heights, reverse=True)
 
 
 def test_aligned_masks_have_no_cross() -> None:
