@@ -60,16 +60,27 @@ def _audit(options: argparse.Namespace) -> Report:
 
 def _module(where: str) -> Any:
     path = Path(where)
-    if path.suffix == ".py":
-        if not path.is_file():
-            raise LabError(f"there is no file {where!r}: try the path of a Python file")
-        sys.path.insert(0, str(path.resolve().parent))
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec and spec.loader
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
-        spec.loader.exec_module(module)
-        return module
+    try:
+        return _file(path) if path.suffix == ".py" else _package(where)
+    except LabError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise LabError(f"{where!r} raises {type(error).__name__}: {error}: try to import it by itself") from error
+
+
+def _file(path: Path) -> Any:
+    if not path.is_file():
+        raise LabError(f"there is no file {str(path)!r}: try the path of a Python file")
+    sys.path.insert(0, str(path.resolve().parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _package(where: str) -> Any:
     sys.path.insert(0, "")
     try:
         return importlib.import_module(where)

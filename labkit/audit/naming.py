@@ -66,11 +66,14 @@ def named(
         total = sizes_.sum()
         yield Named(word, found.gradients.sum(0) / total, f"Every sum was divided by {int(total)}, {said}.")
         yield Named(word, (1 / sizes_) @ found.gradients / K, f"Every mean was taken over {said}.")
-    for drop in (1, 0) if len(inputs) == K else ():
+    for drop in (1, 0) if len(inputs) == K else ():  # of what a step made by itself, only this is seen
         places = sum(rows * (columns - drop) for rows, columns in inputs)
         if places not in (0, N):
             yield Named(
-                "padded-count", found.gradients.sum(0) / places, f"Every sum was divided by {places}, padding and all."
+                "padded-count",
+                found.gradients.sum(0) / places,
+                f"Every sum was divided by {places}, padding and all.",
+                rare=True,
             )
 
 
@@ -86,14 +89,19 @@ def denominators(microbatches: Sequence[Any], n: Tensor) -> Iterator[tuple[str, 
 def _sizes(microbatches: Sequence[Any], K: int) -> Iterator[tuple[str, list[float], str]]:
     """Every such count, tensors first, then texts."""
     columns = list(zip(*(tensors(each) for each in microbatches), strict=False)) if microbatches else []
+    padded = any(bool((each == IGNORE).any()) for column in columns for each in column)
     for labels in columns:
         if len(labels) < K or not all(each.dim() and not each.is_complex() for each in labels):
             continue
+        ignored = any(bool((each == IGNORE).any()) for each in labels)
+        full = [float(each.numel()) for each in labels]
+        there = [float((each != IGNORE).sum()) if ignored else _not_padding(each) for each in labels]
         if all(each.dim() > 1 for each in labels):
             yield "padded-count", [float(each[:, 1:].numel()) for each in labels], "padding and all"
-        yield "padded-count", [float(each.numel()) for each in labels], "padding and all"
-        for nothing in (IGNORE, 0):
-            yield "unshifted-count", [float((each != nothing).sum()) for each in labels], "the labels before the shift"
+        if padded or there != full:
+            yield "padded-count", full, "padding and all"
+        yield "unshifted-count", there, "the labels before the shift"
+        yield "unshifted-count", full, "the labels before the shift"
     texts = [[text for text in _texts(each)] for each in microbatches]
     if texts and all(texts):
         longest = [max(map(len, each)) for each in texts]
@@ -104,6 +112,12 @@ def _sizes(microbatches: Sequence[Any], K: int) -> Iterator[tuple[str, list[floa
                 "padding and all",
             )
         yield "unshifted-count", [float(sum(map(len, each))) for each in texts], "all letters, the first too"
+
+
+def _not_padding(tokens: Tensor) -> float:
+    """Entries of rows that end in zeros, up to those zeros; all, where the zeros are no such ends."""
+    there = (tokens != 0).long()
+    return float(there.sum()) if bool((there.diff(dim=-1) <= 0).all()) else float(tokens.numel())
 
 
 def _texts(value: Any) -> list[str]:

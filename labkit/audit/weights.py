@@ -89,7 +89,7 @@ def _scaled(seen: Seen, at: int, judged: Judged, found: References) -> list[Faul
 def _clipped_by_hand(seen: Seen, at: int) -> bool:
     """Whether the gradient keeps its length when a microbatch is left out: then it was cut to that length."""
     fewer = seen.fewer()
-    if not fewer or not fewer[0].steps or not seen.windows[at].steps:
+    if seen.windows[at].clips or not seen.windows[at].steps or not fewer or not fewer[0].steps:
         return False
     one, other = (math.hypot(*(step.size for step in each.steps)) for each in (seen.windows[at], fewer[0]))
     return math.isclose(one, other, rel_tol=max(1e-4, seen.tolerance))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import labkit.cadence  # its rules
 from labkit import accumulation, rules
+from labkit.__main__ import main
 from labkit.audit import Report, audit, inspect, probe
 from labkit.audit.judge import ORDER
 from labkit.corpus import batch, split
@@ -136,6 +137,89 @@ def test_the_weights_of_a_report_are_those_of_the_algebra(word: str) -> None:
     report = audit(of_rule(word, 0, torch.float64, OPTIMIZERS["SGD"]), microbatches, loss_sum)
     assert report.token_weights == pytest.approx(accumulation.token_weights(report.counts, word).tolist(), rel=1e-9)
     assert report.counts == tuple(valid_tokens(labels) for _, labels in microbatches)
+
+
+def divided_by(count: Callable[[Any, Any], float], clip: float = math.inf) -> Build:
+    """Every mean or sum divided by a number of its own, then clipped once, in its place."""
+
+    def build() -> tuple[nn.Module, Callable[[list[Any]], object]]:
+        model = Transformer(seed=0, length=33, dtype=torch.float64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(microbatches: list[Any]) -> None:
+            optimizer.zero_grad()
+            for tokens, labels in microbatches:
+                (next_token_loss(model, tokens, labels, "sum") / count(labels, microbatches)).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+
+        return model, step
+
+    return build
+
+
+def test_without_padding_all_labels_are_those_before_the_shift() -> None:
+    full = split(*batch(0, 6, 24, shortest=24, text="made"), 3)
+    report = audit(divided_by(lambda _, all_: sum(labels.numel() for _, labels in all_)), full, loss_sum)
+    assert report.faults == ("unshifted-count",)
+
+
+@pytest.mark.parametrize("seed", range(20, 32))
+def test_a_label_0_is_no_padding(seed: int) -> None:
+    microbatches = probe(32, accumulation=5, length=22, seed=seed)
+    build = divided_by(lambda _, all_: sum(labels[:, 1:].numel() for _, labels in all_))
+    assert audit(build, microbatches, loss_sum).faults == ("padded-count",)
+
+
+def test_a_tail_is_told_behind_a_clip_that_bites() -> None:
+    build = divided_by(lambda labels, all_: valid_tokens(labels) * (len(all_) + 3), clip=0.01)
+    report = audit(build, probe(100), loss_sum)
+    assert report.faults == ("tail-divided-by-k",) and "4 means were divided by 7" in report.explain()
+
+
+# The command line.
+
+MODULE = """
+import torch
+from labkit.audit import probe
+from labkit.nets import Transformer, next_token_loss, valid_tokens
+microbatches = probe(100)
+def loss_sum(model, each):
+    return next_token_loss(model, *each, "sum"), valid_tokens(each[1])
+def build():
+    model = Transformer(dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    def step(microbatches):
+        optimizer.zero_grad()
+        N = sum(valid_tokens(labels) for _, labels in microbatches)
+        for tokens, labels in microbatches:
+            (next_token_loss(model, tokens, labels, "sum") / N).backward()
+        optimizer.step()
+    return model, step
+"""
+
+
+@pytest.mark.parametrize(
+    ("changed", "options", "status", "said"),
+    [
+        (("", ""), (), 0, "verdict: token-mean"),
+        (('"sum") / N', '"mean") / 4'), (), 1, "verdict: mean-of-means"),
+        (('"sum") / N', '"mean") / 4'), ("--objective", "mean-of-means"), 0, "verdict: mean-of-means"),
+        (('"sum") / N', '"mean") / 4'), ("--json",), 1, '"verdict": "mean-of-means"'),
+        (("optimizer.zero_grad()", "pass"), ("--windows", "2"), 1, "verdict: stale-gradient"),
+        (("optimizer.step()", "1 / 0"), (), 2, "no verdict: the step raises ZeroDivisionError"),
+        (("def loss_sum", "def other"), (), 2, "has no 'loss_sum': try"),
+        (("import torch", "import torch, nowhere"), (), 2, "raises ModuleNotFoundError: No module named 'nowhere'"),
+        (("import torch", "import ("), (), 2, "raises SyntaxError"),
+    ],
+)
+def test_the_exit_status(
+    changed: tuple[str, str], options: tuple[str, ...], status: int, said: str, tmp_path: Any, capsys: Any
+) -> None:
+    path = tmp_path / f"step_{status}_{len(said)}.py"
+    path.write_text(MODULE.replace(*changed))
+    assert main(["audit", f"{path}:build", *options]) == status
+    assert said in capsys.readouterr().out
 
 
 # What it leaves behind.
