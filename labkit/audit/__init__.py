@@ -11,7 +11,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from labkit.audit.facts import Fault, Seen, near
+from labkit.audit.facts import Fault, Judged, Seen, near, solve
 from labkit.audit.inspection import Finding as Finding
 from labkit.audit.inspection import inspect as inspect
 from labkit.audit.judge import judge
@@ -248,7 +248,16 @@ def _report(seen: Seen, word: str) -> Report:
         sum(each.skipped for each in seen.windows),
         _cannot_tell(seen, faults),
         tuple(faults),
+        _of_sequences(seen, shown),
     )
+
+
+def _of_sequences(seen: Seen, shown: Judged) -> tuple[float, ...]:
+    """The weight of every row, in the window that is shown."""
+    if seen.sequences is None or not shown.gradient.isfinite().all():
+        return ()
+    found = seen.sequences[shown.at]
+    return tuple((solve(shown.gradient, found.gradients).values * found.counts.sum()).tolist())
 
 
 def _cannot_tell(seen: Seen, faults: list[Fault]) -> tuple[str, ...]:

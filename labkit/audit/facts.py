@@ -68,6 +68,7 @@ class Seen:
 class Judged:
     """One window's gradient, and what it is made of."""
 
+    at: int  # which window
     gradient: Tensor  # before a clip that is allowed
     right: Tensor
     weights: Weights

@@ -51,12 +51,12 @@ def _window(seen: Seen, at: int) -> Judged:
     if not finite or lost or (not window.steps and not gradient.any()) or not right.any():
         nothing = Weights(torch.full((seen.K,), math.nan), math.nan, math.nan, (), (), ())
         faults = [] if finite else [Fault("non-finite", "The gradient or a weight is not finite.")]
-        return Judged(gradient, right, nothing, [*faults, *steps(window)])
+        return Judged(at, gradient, right, nothing, [*faults, *steps(window)])
     faults = [*steps(window), *allowed]
-    judged = Judged(gradient, right, solve(gradient, found.gradients), faults)
+    judged = Judged(at, gradient, right, solve(gradient, found.gradients), faults)
     if any(fault.word in SCALELESS for fault in faults) and window.scale == 1.0:
         scale = float(gradient @ right / (right @ right))
-        judged = Judged(gradient / scale if scale > 0 else gradient, right, judged.weights, faults)
+        judged = Judged(at, gradient / scale if scale > 0 else gradient, right, judged.weights, faults)
         gradient = judged.gradient
     if not near(gradient, right, seen.tolerance):
         faults += name(seen, at, judged)

@@ -30,6 +30,9 @@ class Report:
     skipped_steps: int = quantity("optimizer steps that a loss scaler left out, in all windows")
     cannot_tell: tuple[str, ...] = quantity("what these microbatches cannot tell apart")
     details: tuple[Fault, ...] = quantity("each fault in a sentence")
+    sequence_weights: tuple[float, ...] = quantity(
+        "fitted weight × N of each row; none where microbatches have no rows"
+    )
 
     @property
     def right(self) -> bool:

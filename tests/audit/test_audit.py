@@ -137,6 +137,14 @@ def test_the_weights_of_a_report_are_those_of_the_algebra(word: str) -> None:
     report = audit(of_rule(word, 0, torch.float64, OPTIMIZERS["SGD"]), microbatches, loss_sum)
     assert report.token_weights == pytest.approx(accumulation.token_weights(report.counts, word).tolist(), rel=1e-9)
     assert report.counts == tuple(valid_tokens(labels) for _, labels in microbatches)
+    each = torch.tensor(report.token_weights).repeat_interleave(2).tolist()  # two rows a microbatch
+    assert report.sequence_weights == pytest.approx(each, rel=1e-6)
+
+
+def test_a_mean_of_sequences_weighs_its_rows() -> None:
+    report = audit(of_rule("sequence-means", 0, torch.float64, OPTIMIZERS["SGD"]), probe(100), loss_sum)
+    rows = [int((row[1:] != IGNORE).sum()) for _, labels in probe(100) for row in labels]
+    assert report.sequence_weights == pytest.approx([sum(rows) / (len(rows) * n) for n in rows], rel=1e-9)
 
 
 def divided_by(count: Callable[[Any, Any], float], clip: float = math.inf) -> Build:
