@@ -120,26 +120,31 @@ def _sequences(
         return owner, None
     if not _adds_up(found[0], still[0]):
         return owner, None
-    for window, each in zip(windows, found, strict=True):
-        for at, state in _met(twin, window, microbatches):
+    for window, whole, each in zip(windows, still, found, strict=True):
+        for at, state in _met(twin, window, whole, microbatches):
             each.gradients[owner == at] = twin.at(state).references(cut[at]).gradients
     return owner, found
 
 
-def _met(twin: Model64, window: Window, microbatches: Sequence[Any]) -> Iterator[tuple[int, dict[str, Tensor]]]:
+def _met(
+    twin: Model64, window: Window, found: References, microbatches: Sequence[Any]
+) -> Iterator[tuple[int, dict[str, Tensor]]]:
     """Microbatches that were seen by weights which had moved since the window began, and those weights."""
-    for each in window.passes:
-        if each.state is not None and len(microbatches) <= MOST:
-            there = twin.at(each.state).references(microbatches).gradients
-            alike = there @ each.gradient / there.norm(dim=1).clamp(min=1e-300)
-            if each.gradient.isfinite().all():
-                yield int(alike.nan_to_num().argmax()), each.state
+    held: set[int] = set()
+    for number, each in enumerate(window.passes if len(microbatches) <= MOST else ()):
+        there = found.gradients if each.state is None else twin.at(each.state).references(microbatches).gradients
+        alike = (there @ each.gradient / there.norm(dim=1).clamp(min=1e-300)).nan_to_num()
+        at = int(alike.argmax())
+        if number < len(window.before) or at not in held:  # after the step only what it has not seen
+            held.add(at)
+            if each.state is not None:
+                yield at, each.state
 
 
 def _moving(twin: Model64, window: Window, found: References, microbatches: Sequence[Any]) -> References:
     """Where the weights moved inside the window, each microbatch's gradient at the weights that it met."""
     rows = found.gradients.clone()
-    for at, state in _met(twin, window, microbatches):
+    for at, state in _met(twin, window, found, microbatches):
         rows[at] = twin.at(state).references([microbatches[at]]).gradients[0]
     return References(rows, found.counts, found.losses)
 

@@ -17,7 +17,9 @@ def reached(seen: Seen, window: Window) -> tuple[Tensor, list[Fault]]:
     per_optimizer: dict[int, int] = {}
     for step in window.steps:
         per_optimizer[step.optimizer] = per_optimizer.get(step.optimizer, 0) + 1
-    if not window.steps or max(per_optimizer.values()) > 1:
+    if not window.steps:
+        return _by_yourself(seen, window, brought), []
+    if max(per_optimizer.values()) > 1:
         return brought, []
     final = sum((step.gradient for step in window.steps), torch.zeros_like(window.start))
     early = [each for each in window.unscaled if each[0] < len(passes)]
@@ -27,6 +29,16 @@ def reached(seen: Seen, window: Window) -> tuple[Tensor, list[Fault]]:
             Fault("unscale-early", f"{what}: those that came later kept the scale {three(window.scale)}.")
         ]
     return _clipped(seen, window, final, brought)
+
+
+def _by_yourself(seen: Seen, window: Window, brought: Tensor) -> Tensor:
+    """Where no optimizer of torch stepped: the gradient that the weights followed, if they followed one."""
+    moved = window.start - window.end
+    for each in (window.left, brought):
+        rate = float(moved @ each / (each @ each)) if each.any() else 0.0
+        if rate > 0 and near(moved, rate * each, 1e-4):
+            return each
+    return brought if not moved.any() or window.left.any() else moved * float(brought.norm() / moved.norm())
 
 
 def _clipped(seen: Seen, window: Window, final: Tensor, brought: Tensor) -> tuple[Tensor, list[Fault]]:

@@ -175,12 +175,14 @@ class Watch:
         gradients = [p.grad if at in mine else None for at, p in enumerate(self.parameters)]
         found = getattr(optimizer, "grad_scale", None)  # a fused step divides by it itself
         scale = 1.0 if found is None else float(found)
+        if any(group.get("maximize") for group in optimizer.param_groups):
+            scale = -scale
         step = Step(
             id(optimizer),
             type(optimizer).__name__,
             len(self.window.passes),
             self.sampled.read(gradients) / scale,
-            Sampled.size(gradients) / scale,
+            Sampled.size(gradients) / abs(scale),
             own.bool(),
             max(float(group.get("lr", 0.0)) for group in optimizer.param_groups),
             any(group.get("weight_decay", 0.0) for group in optimizer.param_groups),
@@ -221,7 +223,26 @@ class Watch:
                 self._shrunk(weights[pointer], each, before)
             elif pointer not in gradients:
                 self.kept[pointer] = each
-                self._buffer(name, pointer, bool(pointers & weights.keys()), bool(pointers & gradients))
+                self._buffer(
+                    name,
+                    pointer,
+                    bool(pointers & weights.keys()),
+                    bool(pointers & gradients),
+                    self._mixed(name, each, before),
+                )
+
+    def _mixed(self, name: str, buffer: Tensor, before: Tensor | None) -> bool:
+        """Whether a buffer was overwritten by something between itself and a parameter."""
+        if name != "copy_" or before is None:
+            return False
+        moved = buffer.detach() - before
+        for p in self.parameters:
+            if p.shape == buffer.shape and bool(moved.any()):
+                way = p.detach() - before
+                share = float((moved * way).sum() / (way * way).sum().clamp(min=1e-300))
+                if 0 < share < 1 and torch.allclose(moved, share * way, rtol=1e-3, atol=1e-6 * float(way.abs().max())):
+                    return True
+        return False
 
     def _shrunk(self, at: int, weight: Tensor, before: Tensor | None) -> None:
         """A parameter that became a multiple of itself was decayed by hand."""
@@ -231,9 +252,9 @@ class Watch:
         if 0 < factor < 1 and torch.allclose(weight, factor * before, rtol=1e-5, atol=0.0):
             self.window.decays[at] = self.window.decays.get(at, 0) + 1
 
-    def _buffer(self, name: str, pointer: int, weights: bool, gradients: bool) -> None:
+    def _buffer(self, name: str, pointer: int, weights: bool, gradients: bool, mixed: bool) -> None:
         """A tensor that takes parameters in is an average; one that takes gradients in and forgets is a moment."""
-        if weights and name in MIXES:
+        if (weights and name in MIXES) or mixed:
             self.window.averages[pointer] = self.window.averages.get(pointer, 0) + 1
         if gradients and name in ("addcmul_", "_foreach_addcmul_"):
             self.window.squares.add(pointer)
@@ -259,8 +280,8 @@ class _Ops(TorchFunctionMode):
         if not inplace or not args or self.watch.stepping:
             return func(*args, **(kwargs or {}))
         target = args[0]
-        weight = isinstance(target, Tensor) and _pointer(target) in self.watch.pointers
-        before = target.detach().clone() if weight else None
+        wanted = isinstance(target, Tensor) and (_pointer(target) in self.watch.pointers or name == "copy_")
+        before = target.detach().clone() if wanted else None
         result = func(*args, **(kwargs or {}))
         with torch.no_grad():
             self.watch.changed(name, target, [*args[1:], *(kwargs or {}).values()], before)

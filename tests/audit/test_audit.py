@@ -185,6 +185,117 @@ def test_a_tail_is_told_behind_a_clip_that_bites() -> None:
     assert report.faults == ("tail-divided-by-k",) and "4 means were divided by 7" in report.explain()
 
 
+# Steps without an optimizer of torch's, or with one that is none of the usual.
+
+Made = Callable[[nn.Module], Callable[[list[Any]], object]]
+
+
+def right_losses(model: nn.Module, microbatches: list[Any]) -> list[Tensor]:
+    N = sum(valid_tokens(labels) for _, labels in microbatches)
+    return [next_token_loss(model, tokens, labels, "sum") / N for tokens, labels in microbatches]
+
+
+def lbfgs(model: nn.Module) -> Callable[[list[Any]], object]:
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+
+    def step(microbatches: list[Any]) -> None:
+        def closure() -> float:
+            optimizer.zero_grad()
+            losses = right_losses(model, microbatches)
+            for loss in losses:
+                loss.backward()
+            return sum(loss.item() for loss in losses)
+
+        optimizer.step(closure)
+
+    return step
+
+
+def maximised(model: nn.Module) -> Callable[[list[Any]], object]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, maximize=True)
+
+    def step(microbatches: list[Any]) -> None:
+        optimizer.zero_grad()
+        for loss in right_losses(model, microbatches):
+            (-loss).backward()
+        optimizer.step()
+
+    return step
+
+
+def by_hand(model: nn.Module) -> Callable[[list[Any]], object]:
+    def step(microbatches: list[Any]) -> None:
+        model.zero_grad()
+        for loss in right_losses(model, microbatches):
+            loss.backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= 0.1 * p.grad
+
+    return step
+
+
+def by_hand_and_cleared_in_the_loop(model: nn.Module) -> Callable[[list[Any]], object]:
+    def step(microbatches: list[Any]) -> None:
+        for loss in right_losses(model, microbatches):
+            model.zero_grad()
+            loss.backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= 0.1 * p.grad
+        model.zero_grad()
+
+    return step
+
+
+def averaged_by_copy(model: nn.Module) -> Callable[[list[Any]], object]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    average = [torch.zeros_like(p) for p in model.parameters()]
+
+    def step(microbatches: list[Any]) -> None:
+        for loss in right_losses(model, microbatches):
+            loss.backward()
+            with torch.no_grad():
+                for mean, p in zip(average, model.parameters(), strict=True):
+                    mean.copy_(0.99 * mean + 0.01 * p)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def norms_logged(model: nn.Module) -> Callable[[list[Any]], object]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def step(microbatches: list[Any]) -> None:
+        for loss in right_losses(model, microbatches):
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("made", "faults"),
+    [
+        (lbfgs, ()),
+        (maximised, ()),
+        (by_hand, ()),
+        (by_hand_and_cleared_in_the_loop, ("last-microbatch-only",)),
+        (averaged_by_copy, ("ema-per-microbatch",)),
+        (norms_logged, ()),
+    ],
+)
+def test_unusual_steps(made: Made, faults: tuple[str, ...]) -> None:
+    def build() -> tuple[nn.Module, Callable[[list[Any]], object]]:
+        model = Transformer(seed=1, length=25, dtype=torch.float64)
+        return model, made(model)
+
+    assert audit(build, probe(100), loss_sum, windows=2).faults == faults
+
+
 # The command line.
 
 MODULE = """
