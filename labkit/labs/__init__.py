@@ -15,6 +15,7 @@ __all__ = [
     "Lab",
     "accumulation",
     "all",
+    "audit",
     "batch",
     "cadence",
     "check",
@@ -22,11 +23,25 @@ __all__ = [
     "errors",
     "installation",
     "memory",
+    "noise",
     "normalization",
+    "packing",
     "roofline",
+    "shown",
 ]
 
-_TOPICS = ("batch", "roofline", "accumulation", "normalization", "cadence", "clipping", "memory")
+_TOPICS = (
+    "batch",
+    "roofline",
+    "accumulation",
+    "normalization",
+    "cadence",
+    "clipping",
+    "memory",
+    "noise",
+    "packing",
+    "audit",
+)
 
 
 def batch(experiment: str = "", **values: Any) -> Lab:
@@ -92,6 +107,43 @@ def clipping(experiment: str = "", **values: Any) -> Lab:
     ['ranks']
     """
     return _topic("clipping", experiment, values)
+
+
+def noise(experiment: str = "", **values: Any) -> Lab:
+    """Noise and learning rate: what averaging does, the noise scale, what a larger batch is good for, warmup, decay.
+
+    >>> noise("norms", noise=2).values["noise"]
+    2.0
+    """
+    return _topic("noise", experiment, values)
+
+
+def packing(experiment: str = "", **values: Any) -> Lab:
+    """Packing and mixture: padding, the leak, boundaries, positions, weights of a mixture, the order of the data.
+
+    >>> packing("leak").experiments
+    ['leak']
+    """
+    return _topic("packing", experiment, values)
+
+
+def audit(experiment: str = "", **values: Any) -> Lab:
+    """The audit: loops that look right, and the hunt for a hidden fault.
+
+    >>> audit("hunt").experiments
+    ['hunt']
+    """
+    return _topic("audit", experiment, values)
+
+
+def shown(found: Any) -> Any:
+    """The Report of an audit as a picture, or the findings of `inspect` as a table.
+
+    >>> from labkit.suspects import loops
+    >>> repr(shown(loops(loop="B"))).splitlines()[0]
+    'schedule-per-microbatch'
+    """
+    return importlib.import_module("labkit.labs._report").shown(found)
 
 
 def all() -> dict[str, Callable[..., Lab]]:

@@ -1,0 +1,163 @@
+"""The audit: four loops that look right, and the hunt for a hidden fault."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from labkit import hunt, suspects
+from labkit.audit import Report
+from labkit.declare import three
+from labkit.hunt import Hunt, Measured
+from labkit.labs._canvas import Canvas
+from labkit.labs._experiment import Experiment
+from labkit.labs._report import ASPECT, COUNTED, Weighed, told, weight
+from labkit.nets import valid_tokens
+
+
+class Loops(Experiment[Report]):
+    """Loops that look right, audited."""
+
+    name = "loops"
+    title = "Four loops that look right"
+    question = "The heaviest microbatch: how many times its right weight?"
+    unit = "times"
+    note = (
+        "Measured: the loop runs unchanged, and the weights are fitted from the gradient that reached the optimizer, "
+        "before a clip in its place. Dots: right. Crosses: wrong. Beside: what was counted in one window."
+    )
+    run = staticmethod(suspects.loops)
+    aspect = ASPECT
+
+    def source(self) -> str:
+        """The loops, then what audits them."""
+        shown: list[Any] = [*suspects.LOOPS.values(), suspects.loops]
+        return "\n\n".join(inspect.getsource(function).rstrip() for function in shown)
+
+    def layout(self, canvas: Canvas) -> None:
+        self.weighed = Weighed(canvas)
+        canvas.frame(self.weighed.axes, x=(0.4, 4.6), y=(0.2, 5))
+        canvas.ticks(self.weighed.axes, y=[1.0])
+
+    def tease(self, canvas: Canvas, values: Mapping[str, Any]) -> None:
+        window = suspects.window(values["accumulation_steps"], values["shortest"], values["seed"])
+        canvas.frame(self.weighed.axes, y=(0.2, 5))
+        canvas.ticks(self.weighed.axes, y=[1.0])
+        canvas.hide(self.weighed.axes, (len(window) + 1) / 2, 1)
+        self.weighed.given(canvas, [valid_tokens(labels) for _, labels in window])
+
+    def draw(self, canvas: Canvas, result: Report) -> None:
+        self.weighed.draw(canvas, result)
+
+    def tables(self, result: Report) -> list[dict[str, Any]]:
+        rows = [
+            [str(at), str(n), weight(w)]
+            for at, (n, w) in enumerate(zip(result.counts, result.token_weights, strict=True), 1)
+        ]
+        counted = [[word, str(getattr(result, field))] for word, (field, _) in COUNTED.items()]
+        faults = [[fault.word, fault.said, fault.fix] for fault in result.details]
+        found = [
+            {"columns": ["microbatch", "valid tokens", "weight × N"], "rows": rows},
+            {"columns": ["in one window", "counted"], "rows": counted},
+        ]
+        return found + ([{"columns": ["fault", "what shows it", "the fix"], "rows": faults}] if faults else [])
+
+    def answer(self, result: Report) -> float:
+        return max(result.token_weights)
+
+    def headline(self, result: Report) -> str:
+        return told(result)
+
+    def describe(self, result: Report) -> str:
+        return result.explain()
+
+
+class Hidden(Experiment[Hunt]):
+    """A step that nobody shows: measure, then name its fault."""
+
+    name = "hunt"
+    title = "The bug hunt"
+    question = "How many points will you have in the end?"
+    unit = "points"
+    note = (
+        "Measured on the step as it runs. One fault, or none. Ten points, less one for each measurement; a wrong guess "
+        "has none. Dot: as in a right step. Cross: not. ?: not measured."
+    )
+    run = staticmethod(hunt.hunt)
+    aspect = 0.62
+
+    def layout(self, canvas: Canvas) -> None:
+        self.names = list(hunt.NAMES)
+        self.axes = canvas.axes("", "", moving="")
+        self.axes.set_axis_off()
+        self.axes.spines[:].set_visible(False)
+        self.axes.set(xlim=(0, 1), ylim=(len(self.names) + 2.1, -0.6))
+        self.given = [canvas.text(self.axes, va="center") for _ in range(2)]
+        self.rows = [canvas.text(self.axes, va="center") for _ in self.names]
+        self.found = [canvas.text(self.axes, va="center") for _ in self.names]
+        self.unknown = [canvas.text(self.axes, "?", role="muted", va="center", fontweight="bold") for _ in self.names]
+        self.right = canvas.line(self.axes, "right", linestyle="none", markersize=8)
+        self.wrong = canvas.line(self.axes, "wrong", linestyle="none", markersize=9)
+
+    def tease(self, canvas: Canvas, values: Mapping[str, Any]) -> None:
+        canvas.hide(self.axes, 0.5, 5)
+        self._give(hunt.case(values["case_number"]).window)
+
+    def _give(self, window: Any) -> None:
+        n = ", ".join(str(int(each)) for each in window.counts)
+        said = (
+            f"valid tokens: {n} (N = {int(window.total)})",
+            f"with padding: {window.positions}, labels: {window.labelled}",
+        )
+        for at, words in enumerate(said):
+            self.given[at].set(text=words, position=(0, at), visible=True)
+
+    def draw(self, canvas: Canvas, result: Hunt) -> None:
+        self._give(hunt.case(result.case).window)
+        known = {each.name: each for each in result.measured}
+        marks: dict[bool, list[float]] = {True: [], False: []}
+        for at, name in enumerate(self.names):
+            row, each = at + 2.5, known.get(name)
+            self.rows[at].set(text=name, position=(0, row))
+            self.unknown[at].set(text="" if each else "?", position=(0.37, row))
+            self.found[at].set(text=said(each) if each else "", position=(0.41, row))
+            if each:
+                marks[each.off].append(row)
+        for line, off in ((self.right, False), (self.wrong, True)):
+            line.set_data([0.38] * len(marks[off]), marks[off])
+
+    def tables(self, result: Hunt) -> list[dict[str, Any]]:
+        given = ["valid tokens", ", ".join(map(str, result.counts)), ""]
+        rows = [[each.name, said(each), three(each.right)] for each in result.measured]
+        return [{"columns": ["", "measured", "in a right step"], "rows": [given, *rows]}]
+
+    def answer(self, result: Hunt) -> float:
+        return float(result.points)
+
+    def headline(self, result: Hunt) -> str:
+        if not result.verdict:
+            return f"Not guessed yet: {result.points} points to win"
+        if result.guess == result.verdict:
+            return f"Right, {result.guess}: {result.points} points"
+        return f"Wrong: you said {result.guess}, it is {result.verdict}"
+
+    def describe(self, result: Hunt) -> str:
+        n = ", ".join(map(str, result.counts))
+        given = (
+            f"Valid tokens {n}, N = {sum(result.counts)}; {result.positions} with padding, {result.labelled} labels."
+        )
+        found = "; ".join(f"{each.name} {said(each)} (right: {three(each.right)})" for each in result.measured)
+        return f"{given} Measured: {found or 'nothing yet'}. {result.explained}".strip()
+
+
+def said(measured: Measured) -> str:
+    """A measurement in words.
+
+    >>> said(Measured("weights × N", (1.0, 2e-16, 0.5), 1))
+    '1, 0, 0.5'
+    """
+    return ", ".join(three(value) if abs(value) > 1e-12 else "0" for value in measured.found)
+
+
+EXPERIMENTS: Sequence[type[Experiment[Any]]] = (Loops, Hidden)
