@@ -75,6 +75,8 @@ def test_seeds_stay_themselves_and_differ() -> None:
     assert torch.equal(few[both], more[:4][both]) and both.sum() > 12
     best = int(more.mean(0).argmin())
     assert len(set(more[:, best].tolist())) > 1
+    other = last(race, batch=8, optimizer="SGD", noise=1.0, target=2.0, seeds=4, seed=8)
+    assert not torch.equal(few, other)
 
 
 def test_the_examples_are_as_declared() -> None:

@@ -86,6 +86,8 @@ def test_lost_is_worse_than_saying_nothing() -> None:
     ends = found.losses[:, :, -1]
     assert found.lost == tuple(sum(not loss <= 0.5 for loss in side) for side in ends.tolist())
     assert not found.losses.isnan().any() and not found.sharpness.isnan().any()
+    worse = warmup(learning_rate=1.0, warmup=300, seed=2)  # two that end high, and finite
+    assert worse.lost == (2, 0) and 0.5 < float(worse.losses[0, :, -1].max()) < 100
 
 
 def test_decay_by_pencil() -> None:

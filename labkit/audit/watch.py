@@ -207,9 +207,7 @@ class Watch:
     # tensors changed in place, outside the optimizers' steps
 
     def changed(self, name: str, target: Any, sources: Sequence[Any], before: Tensor | None) -> None:
-        """One operation in place, on a tensor or a list of them."""
-        if self.stepping:
-            return
+        """One operation in place, on a tensor or a list of them, outside the optimizers' steps."""
         targets = target if isinstance(target, (list, tuple)) else [target]
         weights = {p.data_ptr(): at for at, p in enumerate(self.parameters)}
         gradients = {_pointer(p.grad) for p in self.parameters if p.grad is not None}

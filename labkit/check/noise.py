@@ -22,7 +22,7 @@ def _norm(s2: float, b: int, B2: float, B: int) -> float:
     return estimate(s2, b, B2, B).squared_norm
 
 
-BIASED = "‖G‖² is not big_norm2, which still has tr Σ / big in it"
+BIASED = "‖G‖² is not big_norm2, take tr Σ / big out of it first"
 SCALES: dict[str, Callable[[float, int, float, int], float]] = {
     "": _scale,
     BIASED: lambda s2, b, B2, B: _trace(s2, b, B2, B) / B2,
@@ -75,8 +75,8 @@ def noise_scale(function: Function, *, seconds: float = 5.0) -> Verdict:
     >>> print(noise_scale(lambda s2, small, b2, big: (s2 - b2) / (1 / small - 1 / big) / b2))
     0 of 5 checks
     For small_norm2 = 5.0, small = 4, big_norm2 = 2.0, big = 16 your
-    function gives 8, and 16 is right: ‖G‖² is not big_norm2, which still
-    has tr Σ / big in it.
+    function gives 8, and 16 is right: ‖G‖² is not big_norm2, take tr Σ /
+    big out of it first.
       ✗ noise and gradient
       ✗ a batch of one
       ✗ hardly any noise

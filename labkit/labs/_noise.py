@@ -42,7 +42,7 @@ class Voters(Experiment[noise.Voters]):
         self.formula = canvas.line(self.axes, "modelled")
         self.measured = canvas.spread(self.axes)
         self.rings = canvas.line(self.axes, "guess")
-        self.words = [canvas.text(self.axes, ha=ha, va="center") for ha in ("left", "right")]
+        self.words = [canvas.text(self.axes, ha=ha, va=va) for ha, va in (("left", "bottom"), ("right", "top"))]
 
     def draw(self, canvas: Canvas, result: noise.Voters) -> None:
         b = result.voters.tolist()
@@ -50,8 +50,8 @@ class Voters(Experiment[noise.Voters]):
         self.measured.put(b, between(result.spread, result.low, result.high, 1e-4))
         ends = [(size, float(result.spread[b.index(size)])) for size in (result.few, result.many)]
         self.rings.set_data(*zip(*ends, strict=True))
-        for words, (size, spread), off in zip(self.words, ends, (1.8, 1 / 1.8), strict=True):
-            words.set(text=three(spread), position=(size * off, spread * off))
+        for words, (size, spread), off in zip(self.words, ends, (2, 1 / 2), strict=True):
+            words.set(text=three(spread), position=(size, spread * off))
 
     def answer(self, result: noise.Voters) -> float:
         return result.ratio
@@ -62,8 +62,8 @@ class Voters(Experiment[noise.Voters]):
     def describe(self, result: noise.Voters) -> str:
         few, many = (float(result.spread[result.voters == size]) for size in (result.few, result.many))
         return (
-            f"The averaged gradient of {result.few:,} voters lies {three(few)} from that of all, of {result.many:,} "
-            f"voters {three(many)} (root mean square over the polls). Measured ratio {three(result.ratio)}, "
+            f"The averaged gradient of a poll of {result.few:,} lies {three(few)} from that of all, of a poll of "
+            f"{result.many:,} {three(many)} (root mean square over the polls). Measured ratio {three(result.ratio)}, "
             f"√({result.many:,} / {result.few:,}) = {three(result.expected)}."
         )
 
@@ -93,7 +93,7 @@ class Norms(Experiment[noise.Norms]):
         self.rings = canvas.line(self.axes, "guess")
         self.estimate = canvas.spread(self.axes, "right", markersize=6)
         self.naive = canvas.line(self.axes, "wrong", linestyle="none", markersize=10)
-        self.label = canvas.text(self.axes, "‖G‖²", ha="left", va="bottom")
+        self.label = canvas.text(self.axes, "‖G‖²", ha="left", va="top")
         self.words = canvas.text(self.axes, ha="right", va="top")
 
     def draw(self, canvas: Canvas, result: noise.Norms) -> None:
@@ -111,8 +111,9 @@ class Norms(Experiment[noise.Norms]):
         self.rings.set_data([b[at] for at in used], [float(result.measured[at]) for at in used])
         self.estimate.lay([2 * G], [ends])
         self.naive.set_data([max(low, min(result.naive, high))], [2 * G])
-        self.label.set_position((low * 1.15, G * 1.03))
-        self.words.set(text=f"{three(ends[1])} (closed form {three(result.noise_scale)})", position=(high / 1.1, top))
+        self.label.set_position((low * 1.15, G / 1.05))
+        said = f"{_scale(result.estimated)} (closed form {three(result.noise_scale)})"
+        self.words.set(text=said, position=(high / 1.1, top))
 
     def answer(self, result: noise.Norms) -> float:
         return min(result.estimated, MOST)
@@ -125,15 +126,18 @@ class Norms(Experiment[noise.Norms]):
     def describe(self, result: noise.Norms) -> str:
         return (
             f"From batches of {result.small} and {result.big}: ‖G‖² = {three(result.squared_norm_estimate)}, tr Σ = "
-            f"{three(result.trace_estimate)}, noise scale {three(result.estimated)}, {_ends(result)}. In closed form: "
+            f"{three(result.trace_estimate)}, noise scale {_scale(result.estimated)}, {_ends(result)}. In closed form: "
             f"{three(result.squared_norm)}, {three(result.trace)} and {three(result.noise_scale)}. Whoever takes the "
             f"norms as they are gets {three(result.naive)}; algebra says {three(result.naive_formula)}."
         )
 
 
 def _ends(result: noise.Norms) -> str:
-    most = three(result.most) if math.isfinite(result.most) else "no end"
-    return f"95 % between {three(result.least)} and {most}"
+    return f"95 % between {_scale(result.least)} and {_scale(result.most)}"
+
+
+def _scale(value: float) -> str:
+    return three(value) if math.isfinite(value) else "no end"
 
 
 EXPERIMENTS: Sequence[type[Experiment[Any]]] = (Voters, Norms, Batches, Rates, Warmup, Decay)

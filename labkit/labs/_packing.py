@@ -110,7 +110,7 @@ class Leaks(Experiment[Leak]):
     question = "The last document's loss: how much gradient leaks into the others?"
     unit = "% of its own"
     note = (
-        "Measured: norm of the gradient, on a log scale, darker is larger. Blue: in the token's own past. Vermilion: "
+        "Measured: norm of the gradient, on a log scale, deeper is larger. Blue: in the token's own past. Vermilion: "
         "where it must not look. Blank: exactly 0. Boxes: the documents; a document's last token has no target."
     )
     run = staticmethod(packing.leak)
@@ -152,7 +152,7 @@ class Leaks(Experiment[Leak]):
 
     def headline(self, result: Leak) -> str:
         if result.leaked:
-            return f"Leak: the gradient in other documents is {percent(result.leaked)} of that in its own"
+            return f"The loss leaks into other documents: {percent(result.leaked)} of its own"
         if result.ahead:
             return "No leak between documents, but tokens see their own targets"
         return "Nothing leaks: 0 to the last bit"
@@ -269,7 +269,7 @@ class Places(Experiment[Positions]):
             found = [(at, kind) for at, kind in enumerate(result.kinds) if kind.equal == equal]
             line.set_data([max(kind.relative_error, 2e-17) for _, kind in found], [3 - at for at, _ in found])
         for at, kind in enumerate(result.kinds):
-            self.words[at].set_text(f"{kind.name}: {judged(kind).removesuffix(' within rounding')}")
+            self.words[at].set_text(f"{kind.name}: {short(kind)}")
             self.words[at].set_position((2e-11, 3 - at))
 
     def answer(self, result: Positions) -> float:
@@ -277,7 +277,7 @@ class Places(Experiment[Positions]):
 
     def headline(self, result: Positions) -> str:
         learned, turned = result.kinds[1], result.kinds[3]
-        return f"Running on: learned is {percent(learned.relative_error)} off, rotary {judged(turned)}"
+        return f"Running on: learned is {percent(learned.relative_error)} off, rotary {short(turned)}"
 
     def describe(self, result: Positions) -> str:
         kinds = ". ".join(
@@ -288,9 +288,9 @@ class Places(Experiment[Positions]):
         return f"Documents of {', '.join(map(str, result.lengths))} tokens in one row. {kinds}."
 
 
-def judged(kind: Positioned) -> str:
-    """Equal, or by how much it is off."""
-    return "equal within rounding" if kind.equal else f"{percent(kind.relative_error)} off"
+def short(kind: Positioned) -> str:
+    """Equal within rounding, or by how much it is off."""
+    return "equal" if kind.equal else f"{percent(kind.relative_error)} off"
 
 
 EXPERIMENTS: Sequence[type[Experiment[Any]]] = (Rows, Leaks, Targets, Places, Kinds, Epoch)

@@ -7,7 +7,7 @@ import math
 import torch
 
 from labkit import races
-from labkit.declare import percent, show, three
+from labkit.declare import percent, three
 from labkit.device import Spread
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment
@@ -43,12 +43,12 @@ class Batches(Experiment[races.Batches]):
 
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("b, examples in a batch", "times the least", log="xy", moving="xy")
-        canvas.frame(self.axes, x=(0.7, 800), y=(0.8, 100))
+        canvas.frame(self.axes, x=(0.7, 800), y=(0.35, 100))
         canvas.ticks(self.axes, x=[1, 10, 100], y=[1, 10, 100])
         self.lines = [canvas.line(self.axes, "modelled", linestyle=style) for style in ("-", "--")]
         self.dots = [canvas.spread(self.axes, marker=marker) for marker in ("o", "s")]
         self.critical = canvas.line(self.axes, "reference")
-        self.words = [canvas.text(self.axes, ha=ha, va="bottom") for ha in ("left", "right", "left")]
+        self.words = [canvas.text(self.axes, ha="left", va=va) for va in ("bottom", "top", "top")]
 
     def draw(self, canvas: Canvas, result: races.Batches) -> None:
         n, done = result.measured, result.progress == 1
@@ -57,8 +57,8 @@ class Batches(Experiment[races.Batches]):
         b, largest = result.sizes.double(), float(result.sizes[-1])
         shares = [torch.stack([each, each * b]) for each in (result.lower, result.steps, result.upper)]
         top = 2.5 * max(1 + B, 1 + largest / B, 10.0) if done else 100.0
-        canvas.frame(self.axes, x=(0.7, largest * 1.6), y=(0.7, top))
-        canvas.ticks(self.axes, x=tens(0.7, largest * 1.6), y=tens(0.7, top))
+        canvas.frame(self.axes, x=(0.7, largest * 1.6), y=(0.35, top))
+        canvas.ticks(self.axes, x=tens(0.7, largest * 1.6), y=tens(0.35, top))
         for kind, dots in enumerate(self.dots):
             known = n if done or kind == 0 else 0
             rows = zip(*((each[kind, :known] / least[kind]).tolist() for each in shares), strict=True)
@@ -66,9 +66,9 @@ class Batches(Experiment[races.Batches]):
         curves = ([1 + B / x for x in b.tolist()], [1 + x / B for x in b.tolist()])
         for line, curve in zip(self.lines, curves, strict=True):
             line.set_data(b.tolist() if done else [], curve if done else [])
-        self.critical.set_data([B, B] if done else [], [0.7, top] if done else [])
+        self.critical.set_data([B, B] if done else [], [0.35, top] if done else [])
         late = math.sqrt(largest) * 3 < B
-        places = ((1.2, (1 + B) * 1.15), (largest, (1 + largest / B) * 1.3), (B / 1.1 if late else B * 1.1, 0.75))
+        places = ((1.2, (1 + B) * 1.15), (1.2, 0.65), (B / 1.1 if late else B * 1.1, top / 1.05))
         said = ("steps", "samples", f"B = {three(B)}" if largest > B else "")
         for words, word, place in zip(self.words, said, places, strict=True):
             words.set(text=word if done else "", position=place)
@@ -118,29 +118,27 @@ class Rates(Experiment[races.Rates]):
         self.root = canvas.line(self.axes, "modelled", linestyle="--")
         self.best = canvas.spread(self.axes)
         self.fails = canvas.line(self.axes, "wrong", linestyle="none", markersize=9)
-        self.words = [canvas.text(self.axes, ha=ha, va=va) for ha, va in (("right", "top"), ("left", "top"))]
+        self.words = [
+            canvas.text(self.axes, word, ha=ha, va="top")
+            for word, ha in (("solid: linear", "left"), ("dashed: square root", "right"))
+        ]
 
     def draw(self, canvas: Canvas, result: races.Rates) -> None:
         n, sizes = result.measured, result.sizes.tolist()
         known = torch.cat([result.low[:n], result.high[:n], result.root[:n]]) if n else torch.tensor([0.1, 1.0])
-        left, right = sizes[0] / 1.4, sizes[-1] * 1.6
-        bottom, top = float(known.min()) / 2, float(known.max()) * 5
-        canvas.frame(self.axes, x=(left, right), y=(bottom, top))
-        canvas.ticks(self.axes, x=tens(left, right), y=tens(bottom, top))
+        left, right = sizes[0] / 1.4, sizes[-1] * 1.4
+        bottom, most = float(known.min()) / 2, float(known.max()) * 4
+        canvas.frame(self.axes, x=(left, right), y=(bottom, most * 4))
+        canvas.ticks(self.axes, x=tens(left, right), y=tens(bottom, most))
         rows = zip(result.low[:n].tolist(), result.best[:n].tolist(), result.high[:n].tolist(), strict=True)
         self.best.put(sizes[:n], [Spread(low, low, best, high, high, 1) for low, best, high in rows])
-        self.linear.set_data(sizes, result.linear.tolist())
+        linear = torch.where(result.linear <= most, result.linear, math.nan)  # what lies higher leaves the picture
+        self.linear.set_data(sizes, linear.tolist())
         self.root.set_data(sizes, result.root.tolist())
         failing = [at for at in range(n) if not result.linear_cost[at] <= 1 + races.MARGIN]
-        self.fails.set_data([sizes[at] for at in failing], result.linear[failing].tolist())
-        inside = [at for at in range(n) if float(result.linear[at]) <= top] or [0]
-        if result.progress < 1:
-            for words in self.words:
-                words.set_text("")
-            return
-        high, middle = inside[-1], n // 2
-        self.words[0].set(text="linear", position=(sizes[high] / 1.5, float(result.linear[high]) * 1.1))
-        self.words[1].set(text="square root", position=(sizes[middle], float(result.root[middle]) / 1.35))
+        self.fails.set_data([sizes[at] for at in failing], linear[failing].tolist())
+        for words, place in zip(self.words, (left * 1.1, right / 1.1), strict=True):
+            words.set_position((place, most * 3.6))
 
     def answer(self, result: races.Rates) -> float:
         return float(result.linear_holds)
@@ -155,7 +153,7 @@ class Rates(Experiment[races.Rates]):
             return "The trainings are under way."
         base, last = int(result.sizes[0]), int(result.sizes[-1])
         costs = (f"{_cost(float(each[-1]))} by the {rule}" for each, rule in _rules(result))
-        first, best = (show(round(float(result.best[at]), 3)) for at in (0, -1))
+        first, best = (three(float(result.best[at])) for at in (0, -1))
         return (
             f"Best learning rate {first} with a batch of {base}, {best} with {last}. “Holds”: at most "
             f"{percent(races.MARGIN)} more steps than the best, at every batch up to there. With {last}: "

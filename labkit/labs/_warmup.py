@@ -11,7 +11,7 @@ from labkit.declare import percent, three
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment
 
-TOP = 1000.0  # beyond it a training is lost, and leaves the picture
+TOP = 1000.0  # η × curvature beyond it is drawn there: the training is lost
 
 
 class Warmup(Experiment[warmup.Warmup]):
@@ -23,25 +23,23 @@ class Warmup(Experiment[warmup.Warmup]):
     unit = "trainings"
     note = (
         "Measured, every seed a line; solid: with warmup, dashed: without. Above 2 a step overshoots by more than it "
-        "came. A line that leaves the picture at its top is lost."
+        "came. A line at the top, at 1000, is lost."
     )
     run = staticmethod(warmup.warmup)
 
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("optimizer step", "η × curvature", log="xy", moving="")
-        canvas.frame(self.axes, x=(1, warmup.STEPS), y=(0.01, TOP))
-        canvas.ticks(self.axes, x=[1, 10, 100], y=[0.01, 0.1, 2, 10, 100])
+        canvas.frame(self.axes, x=(1, warmup.STEPS), y=(0.01, 20 * TOP))
+        canvas.ticks(self.axes, x=[1, 10, 100], y=[0.01, 0.1, 2, 30, TOP])
         self.border = canvas.line(self.axes, "reference")
         self.lines = [canvas.line(self.axes, role, marker="", linewidth=1.3) for role in ("right", "wrong")]
-        self.words = [
-            canvas.text(self.axes, word, ha="left", va="top", position=place)
-            for word, place in (("with warmup", (6, 0.035)), ("without", (12, 300)))
-        ]
+        for word, x, ha in (("solid: with warmup", 1.1, "left"), ("dashed: without", warmup.STEPS / 1.1, "right")):
+            canvas.text(self.axes, word, ha=ha, va="top", position=(x, 15 * TOP))
 
     def draw(self, canvas: Canvas, result: warmup.Warmup) -> None:
         steps = [*(result.steps + 1).tolist(), math.nan]
         self.border.set_data([1, warmup.STEPS], [2, 2])
-        for line, side in zip(self.lines, result.sharpness.clamp(1e-3, 10 * TOP), strict=True):
+        for line, side in zip(self.lines, result.sharpness.clamp(0.001, TOP), strict=True):
             line.set_data(steps * result.seeds, [each for row in side.tolist() for each in (*row, math.nan)])
 
     def answer(self, result: warmup.Warmup) -> float:
@@ -55,7 +53,7 @@ class Warmup(Experiment[warmup.Warmup]):
         losses = (three(float(end)) if math.isfinite(end) else "∞" for end in ends)
         return (
             f"Curvature at the start {three(result.curvature)}, so η × curvature is "
-            f"{three(float(result.sharpness[1, :, 0].mean()))} at once without warmup; with it, at most "
+            f"{three(float(result.sharpness[1, :, 0].mean()))} at once without warmup; with it, "
             f"{_most(result)}. Lost is a training that ends worse than a net that says 0. Median loss above the "
             f"least at the end: {next(losses)} with warmup, {next(losses)} without."
         )
@@ -63,7 +61,7 @@ class Warmup(Experiment[warmup.Warmup]):
 
 def _most(result: warmup.Warmup) -> str:
     most = float(result.sharpness[0].max())
-    return three(most) if most < TOP else "far more, since some are lost"
+    return f"at most {three(most)}" if most < TOP else "some are lost too"
 
 
 class Decay(Experiment[warmup.Decayed]):

@@ -277,9 +277,98 @@ def norms_logged(model: nn.Module) -> Callable[[list[Any]], object]:
     return step
 
 
+def scheduled(make: Callable[[torch.optim.Optimizer], Any]) -> Made:
+    """A schedule that steps others inside, or itself in its making."""
+
+    def made(model: nn.Module) -> Callable[[list[Any]], object]:
+        def step(microbatches: list[Any]) -> None:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            scheduler = make(optimizer)
+            optimizer.zero_grad()
+            for loss in right_losses(model, microbatches):
+                loss.backward()
+            optimizer.step()
+            scheduler.step()
+
+        return step
+
+    return made
+
+
+def clipped_alone_and_averaged(model: nn.Module) -> Callable[[list[Any]], object]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(microbatches: list[Any]) -> None:
+        sums = [torch.zeros_like(p) for p in model.parameters()]
+        for tokens, labels in microbatches:
+            optimizer.zero_grad()
+            next_token_loss(model, tokens, labels, "mean").backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for total, p in zip(sums, model.parameters(), strict=True):
+                total += p.grad / len(microbatches)
+        for total, p in zip(sums, model.parameters(), strict=True):
+            p.grad = total
+        optimizer.step()
+
+    return step
+
+
+LR = torch.optim.lr_scheduler
+SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "one cycle": lambda o: LR.OneCycleLR(o, 0.1, total_steps=50),
+    "in sequence": lambda o: LR.SequentialLR(o, [LR.LinearLR(o), LR.ConstantLR(o)], [2]),
+    "in a chain": lambda o: LR.ChainedScheduler([LR.LinearLR(o), LR.ExponentialLR(o, 0.9)]),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_of_schedules_steps_once(name: str) -> None:
+    def build() -> tuple[nn.Module, Callable[[list[Any]], object]]:
+        model = Transformer(seed=1, length=25, dtype=torch.float64)
+        return model, scheduled(SCHEDULES[name])(model)
+
+    report = audit(build, probe(100), loss_sum)
+    assert report.right and report.schedule_steps == 1, report.explain()
+
+
+def test_a_backward_inside_a_backward_is_one_pass() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Checkpointed(Transformer):
+        def forward(self, tokens: Tensor) -> Tensor:
+            x = self.embedding[tokens] + self.position[: tokens.shape[1]]
+            return checkpoint(self.blocks[0], x, use_reentrant=True) @ self.embedding.T
+
+    def build() -> tuple[nn.Module, Callable[[list[Any]], object]]:
+        model = Checkpointed(seed=1, length=25, dtype=torch.float64)
+        return model, by_hand(model)
+
+    report = audit(build, probe(100), loss_sum)
+    assert report.right and report.backward_passes == 4, report.explain()
+
+
+def test_two_steps_in_a_window_of_two() -> None:
+    build = of_rule("step-per-microbatch", 0, torch.float64, OPTIMIZERS["SGD"])
+    assert audit(build, probe(100, accumulation=2), loss_sum).faults == ("step-per-microbatch",)
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        lambda labels, all_: 2 * valid_tokens(labels),
+        lambda labels, all_: sum(valid_tokens(each) for _, each in all_) / 2,
+        lambda labels, all_: sum(valid_tokens(each) for _, each in all_) / 1.7,
+    ],
+)
+def test_a_factor_of_no_rule_gets_no_word(count: Callable[[Any, Any], float]) -> None:
+    report = audit(divided_by(count), probe(100), loss_sum)
+    assert report.faults == ("unknown",) and "a factor that no rule gives" in report.explain()
+
+
 @pytest.mark.parametrize(
     ("made", "faults"),
     [
+        (clipped_alone_and_averaged, ("mean-of-means", "clip-per-microbatch")),
         (lbfgs, ()),
         (maximised, ()),
         (by_hand, ()),

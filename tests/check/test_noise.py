@@ -49,7 +49,10 @@ def norm2(s2: float, b: int, B2: float, B: int) -> float:
 
 
 SCALE_WRONG: list[tuple[Any, list[str]]] = [
-    (lambda *a: trace(*a) / a[2], ["gives 8, and 16 is right", "‖G‖² is not big_norm2, which still has tr Σ / big"]),
+    (
+        lambda *a: trace(*a) / a[2],
+        ["gives 8, and 16 is right", "‖G‖² is not big_norm2, take tr Σ / big out of it first"],
+    ),
     (lambda s2, b, B2, B: b * (s2 - B2) / B2, ["gives 6, and 16", "the noise between the two is not all of it"]),
     (lambda *a: trace(*a) / a[0], ["gives 3.2, and 16", "‖G‖² is not small_norm2, most of which is noise"]),
     (lambda s2, b, B2, B: written_out(s2, B, B2, b), ["small and big are swapped: the small batch has the larger"]),

@@ -43,7 +43,9 @@ def test_ten_voters_and_a_million() -> None:
     seen, result = shown(lab), lab.result
     assert lab.score == pytest.approx(abs(316 - result.ratio) / result.ratio)
     assert lab.page["headline"] == "1,000,000 voters or 10: 303 times less spread"
-    assert "10 voters lies 0.156 from that of all, of 1,000,000 voters 0.000514" in lab.text and "= 316." in lab.text
+    assert (
+        "a poll of 10 lies 0.156 from that of all, of a poll of 1,000,000 0.000514" in lab.text and "= 316." in lab.text
+    )
     assert list(seen.formula.get_ydata()) == result.formula.tolist()
     assert list(seen.measured.dots.get_ydata()) == result.spread.tolist()
     assert list(seen.rings.get_xdata()) == [10, 1_000_000] and seen.words[0].get_text() == "0.156"
@@ -79,7 +81,8 @@ def test_a_gradient_that_is_drowned_has_no_end() -> None:
         )
     )
     assert lost.page["headline"] == "Nothing of the gradient is seen above its noise"
-    assert shown(lost).answer(lost.result) == 1e6
+    assert shown(lost).answer(lost.result) == 1e6 and "noise scale no end" in lost.text
+    assert shown(lost).words.get_text() == "no end (closed form 25600)"
 
 
 def test_what_lies_below_the_picture_is_drawn_at_its_edge() -> None:
@@ -111,9 +114,12 @@ def test_the_linear_rule_is_crossed_where_it_fails() -> None:
     assert lab.page["headline"] == "SGD: linear holds up to 8, square root up to 1"
     assert list(seen.fails.get_xdata()) == [b for b in result.sizes.tolist() if b > 8]
     assert list(seen.best.dots.get_ydata()) == pytest.approx(result.best.tolist())
-    assert list(seen.linear.get_ydata()) == pytest.approx([0.0625 * 2**k for k in range(10)])
+    linear = [y for y in seen.linear.get_ydata() if not math.isnan(y)]
+    assert linear == pytest.approx([0.0625 * 2**k for k in range(len(linear))]) and max(linear) > 2
+    assert max(linear) < 0.3 * seen.axes.get_ylim()[1]  # above it stand the words
     assert list(seen.root.get_ydata()) == pytest.approx([0.0625 * 2 ** (k / 2) for k in range(10)])
     assert "not there in twice the time by the linear rule and 0 % more steps by the square root" in lab.text
+    assert "Best learning rate 0.0625 with a batch of 1, 1.41 with 512" in lab.text
     adam = stepped("rates", optimizer="Adam")
     assert adam.page["headline"] == "Adam: linear holds up to 2, square root up to 64"
 
@@ -149,9 +155,9 @@ def test_warmup_saves_what_is_lost_without() -> None:
     assert "at most 3.46." in lab.text and "∞ without" in lab.text
     for at in (0, 1):
         y = [each for each in seen.lines[at].get_ydata() if not math.isnan(each)]
-        assert y == result.sharpness[at].clamp(1e-3, 1e4).flatten().tolist()
+        assert y == result.sharpness[at].clamp(0.001, 1000).flatten().tolist()
     assert list(seen.border.get_ydata()) == [2, 2]
-    assert "far more, since some are lost" in stepped("warmup", warmup=2).text
+    assert "with it, some are lost too." in stepped("warmup", warmup=2).text
 
 
 def test_decay_in_a_larger_batch() -> None:

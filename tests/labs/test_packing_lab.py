@@ -71,10 +71,10 @@ def test_the_figures_of_the_curriculum_stand_on_the_page() -> None:
 
 
 @pytest.mark.parametrize(("mask", "headline", "leaks"), [
-    ("plain causal", "Leak: the gradient in other documents is {} of that in its own", True),
+    ("plain causal", "The loss leaks into other documents: {} of its own", True),
     ("block causal", "Nothing leaks: 0 to the last bit", False),
     ("block, both ways", "No leak between documents, but tokens see their own targets", False),
-    ("block, off by one", "Leak: the gradient in other documents is {} of that in its own", True),
+    ("block, off by one", "The loss leaks into other documents: {} of its own", True),
 ])  # fmt: skip
 def test_the_map_shows_what_leaks_and_nothing_else(mask: str, headline: str, leaks: bool) -> None:
     lab = stepped("leak", mask=mask)
@@ -128,7 +128,7 @@ def test_learned_positions_get_a_cross_and_rotary_ones_a_dot() -> None:
     off = percent(kinds[1].relative_error)
     said = ["learned, restart: equal", f"learned, run on: {off} off", "rotary, restart: equal", "rotary, run on: equal"]
     assert [words.get_text() for words in shown.words] == said
-    assert lab.page["headline"] == f"Running on: learned is {off} off, rotary equal within rounding"
+    assert lab.page["headline"] == f"Running on: learned is {off} off, rotary equal"
     assert shown.answer(lab.result) == 100 * kinds[1].relative_error
 
 
