@@ -92,15 +92,18 @@ def examples(generators: list[torch.Generator], batch: int, noise: float) -> Ite
 
 def races(
     sizes: list[int], optimizer: str, noise: float, target: float, seeds: int, seed: int
-) -> Iterator[list[Tensor]]:
-    """A race for each batch size: the steps of those that are over, each [seeds, 35]."""
+) -> Iterator[tuple[list[Tensor], float]]:
+    """A race for each batch size: the steps of those that are over, each [seeds, 35], and the share of the work done.
+
+    How long a race takes is known at its end only: until then it counts for 1/9, 2/10, 3/11, … of itself.
+    """
     over: list[Tensor] = []
     for size in sizes:
-        for steps in race(size, optimizer, noise, target, seeds, seed):
+        for looks, steps in enumerate(race(size, optimizer, noise, target, seeds, seed), 1):
+            yield over, (len(over) + looks / (looks + 8)) / len(sizes)
             latest = steps
-            yield over
         over = [*over, latest]
-    yield over
+    yield over, 1.0
 
 
 def good(steps: Tensor) -> Tensor:
@@ -124,16 +127,12 @@ class Batches:
     noise_scale: float = quantity("tr Σ / ‖G‖² where the training starts, in closed form", "examples")
     sizes: Tensor = quantity("batch size", "examples")
     measured: int = quantity("batch sizes that are done")
+    progress: float = quantity("share of the work that is done")
     steps: Tensor = quantity("steps to the target, mean over the seeds; NaN: not yet", "optimizer steps")
     lower: Tensor = quantity("lower quartile over the seeds", "optimizer steps")
     upper: Tensor = quantity("upper quartile", "optimizer steps")
     samples: Tensor = quantity("steps × batch size", "samples")
     rate: Tensor = quantity("learning rate with the fewest steps")
-
-    @property
-    def progress(self) -> float:
-        """Share of the batch sizes that are done."""
-        return self.measured / len(self.sizes)
 
     @property
     def fit(self) -> tuple[float, float]:
@@ -176,11 +175,11 @@ def batches(
     """
     sizes = [2**k for k in range(10) if 2**k <= largest]
     scale = 1 + DIRECTIONS + noise**2
-    for over in races(sizes, optimizer, noise, target, seeds, seed):
-        yield _batches(optimizer, scale, sizes, over)
+    for over, progress in races(sizes, optimizer, noise, target, seeds, seed):
+        yield _batches(optimizer, scale, sizes, over, progress)
 
 
-def _batches(optimizer: str, scale: float, sizes: list[int], over: list[Tensor]) -> Batches:
+def _batches(optimizer: str, scale: float, sizes: list[int], over: list[Tensor], progress: float) -> Batches:
     """The result so far: of every race its fastest learning rate."""
     found = torch.full((5, len(sizes)), math.nan, dtype=torch.float64)
     for at, steps in enumerate(over):
@@ -189,7 +188,7 @@ def _batches(optimizer: str, scale: float, sizes: list[int], over: list[Tensor])
         lower, upper = (float(mine.quantile(q)) for q in (0.25, 0.75))
         mean = float(mine.mean())
         found[:, at] = torch.tensor([mean, lower, upper, mean * sizes[at], RATES[fastest]], dtype=torch.float64)
-    return Batches(optimizer, scale, torch.tensor(sizes), len(over), *found)
+    return Batches(optimizer, scale, torch.tensor(sizes), len(over), progress, *found)
 
 
 # The best learning rate.
@@ -202,6 +201,7 @@ class Rates:
     optimizer: str = quantity("the optimizer")
     sizes: Tensor = quantity("batch size, the base batch first", "examples")
     measured: int = quantity("batch sizes that are done")
+    progress: float = quantity("share of the work that is done")
     best: Tensor = quantity("learning rate with the fewest steps to the target; NaN: not yet")
     low: Tensor = quantity("smallest learning rate that takes at most 10 % more steps")
     high: Tensor = quantity("largest such")
@@ -209,11 +209,6 @@ class Rates:
     root: Tensor = quantity("by the square-root rule: × √(b / base)")
     linear_cost: Tensor = quantity("steps by the linear rule over the fewest; ∞: never there, or lost", "times")
     root_cost: Tensor = quantity("steps by the square-root rule over the fewest", "times")
-
-    @property
-    def progress(self) -> float:
-        """Share of the batch sizes that are done."""
-        return self.measured / len(self.sizes)
 
     @property
     def linear_holds(self) -> int:
@@ -251,11 +246,11 @@ def rates(
     rates stand √2 apart. A generator of the result so far, float64.
     """
     sizes = [base * 2**k for k in range(10) if base * 2**k <= largest]
-    for over in races(sizes, optimizer, noise, target, seeds, seed):
-        yield _rates(optimizer, sizes, over)
+    for over, progress in races(sizes, optimizer, noise, target, seeds, seed):
+        yield _rates(optimizer, sizes, over, progress)
 
 
-def _rates(optimizer: str, sizes: list[int], over: list[Tensor]) -> Rates:
+def _rates(optimizer: str, sizes: list[int], over: list[Tensor], progress: float) -> Rates:
     """The result so far; a doubling of the batch is two learning rates further by the linear rule, one by the root."""
     found = torch.full((7, len(sizes)), math.nan, dtype=torch.float64)
     for at, steps in enumerate(over):
@@ -264,4 +259,4 @@ def _rates(optimizer: str, sizes: list[int], over: list[Tensor]) -> Rates:
         linear, root = start + 2 * at, start + at
         said = [RATES[means.argmin()], near[0], near[-1], RATES[linear], RATES[root]]
         found[:, at] = torch.stack([*said, means[linear] / means.min(), means[root] / means.min()])
-    return Rates(optimizer, torch.tensor(sizes), len(over), *found)
+    return Rates(optimizer, torch.tensor(sizes), len(over), progress, *found)

@@ -100,7 +100,7 @@ def made_batches(sizes: list[int], steps: list[float]) -> Batches:
     known = torch.tensor(steps, dtype=torch.float64)
     b = torch.tensor(sizes)
     done = int((~known.isnan()).sum())
-    return Batches("SGD", 53.0, b, done, known, known, known, known * b, known)
+    return Batches("SGD", 53.0, b, done, done / len(sizes), known, known, known, known * b, known)
 
 
 def test_the_fit_gives_back_the_law_it_is_made_of() -> None:
@@ -145,7 +145,10 @@ def test_steps_have_diminishing_returns_and_the_critical_batch_is_near_the_noise
 def test_results_come_as_the_races_end() -> None:
     results = list(batches(**{**QUICK, "seed": 11}))
     assert [each.measured for each in results] == sorted(each.measured for each in results)
-    assert results[0].measured == 0 and results[0].progress == 0 and results[0].steps.isnan().all()
+    progress = [each.progress for each in results]
+    assert progress == sorted(set(progress)) and progress[0] == pytest.approx(1 / 9 / 8) and progress[-1] == 1
+    assert all(each.measured / 8 <= each.progress < (each.measured + 1) / 8 for each in results)
+    assert results[0].measured == 0 and results[0].steps.isnan().all()
     one = next(each for each in results if each.measured == 1)
     assert not one.steps[0].isnan() and one.steps[1:].isnan().all()
     assert len(list(batches(**{**QUICK, "seed": 11}))) == 9  # remembered: each race at once
@@ -179,7 +182,7 @@ def made_rates(linear: list[float], root: list[float]) -> Rates:
     n = len(linear)
     sizes = torch.tensor([2 * 2**k for k in range(n)])
     nothing = torch.full((n,), NAN)
-    return Rates("SGD", sizes, n, *[nothing] * 5, torch.tensor(linear), torch.tensor(root))
+    return Rates("SGD", sizes, n, 1.0, *[nothing] * 5, torch.tensor(linear), torch.tensor(root))
 
 
 def test_a_rule_holds_up_to_where_it_first_costs_more_than_a_tenth() -> None:

@@ -111,12 +111,10 @@ class Model64:
         except (TypeError, ValueError):
             what = f"loss_sum returns a {type(found).__name__} and no pair of sum and count"
             raise LabError(f"{what}: try return loss, count") from None
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        if not isinstance(loss, Tensor) or not loss.requires_grad:  # nothing to predict in this microbatch
-            return self.sampled.read([None] * len(self.sampled.sizes)), number, total
-        brought = iter(torch.autograd.grad(loss, parameters, allow_unused=True))
-        by_parameter = [next(brought) if p.requires_grad else None for p in self.model.parameters()]
-        return self.sampled.read(by_parameter), number, total
+        self.model.zero_grad()
+        if isinstance(loss, Tensor) and loss.requires_grad:  # else there is nothing to predict in this microbatch
+            loss.backward()  # not autograd.grad: reentrant checkpoints refuse that
+        return self.sampled.read(p.grad for p in self.model.parameters()), number, total
 
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.double() if self.double and tensor.is_floating_point() else tensor
