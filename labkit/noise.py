@@ -185,25 +185,10 @@ def norms(
     one, other = pairs.mean(0).tolist()
     found = estimate(one, small, other, big)
     least, most = interval(pairs, small, big, generator)
-    return Norms(
-        small,
-        big,
-        b,
-        mean,
-        mean - margin,
-        mean + margin,
-        squared_norm + trace / b.double(),
-        squared_norm,
-        trace,
-        found.squared_norm,
-        found.trace,
-        trace / squared_norm,
-        found.noise_scale,
-        least,
-        most,
-        naive=small * (one - other) / other,
-        naive_formula=trace * (1 - small / big) / (squared_norm + trace / big),
-    )
+    naive = small * (one - other) / other, trace * (1 - small / big) / (squared_norm + trace / big)
+    curve = b, mean, mean - margin, mean + margin, squared_norm + trace / b.double()
+    said = found.squared_norm, found.trace, trace / squared_norm, found.noise_scale
+    return Norms(small, big, *curve, squared_norm, trace, *said, least, most, *naive)
 
 
 def squared(g: Tensor, size: int) -> Tensor:
