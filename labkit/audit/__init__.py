@@ -11,6 +11,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from labkit.audit.cadence import counted, one_forward, second_run
 from labkit.audit.facts import Fault, Judged, Seen, near, solve
 from labkit.audit.inspection import Finding as Finding
 from labkit.audit.inspection import inspect as inspect
@@ -253,6 +254,9 @@ def _report(seen: Seen, word: str) -> Report:
         sum(each.skipped for each in seen.windows),
         _cannot_tell(seen, faults),
         tuple(faults),
+        counted(seen),
+        second_run(seen),
+        one_forward(seen),
         _of_sequences(seen, shown),
     )
 

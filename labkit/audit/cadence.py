@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from labkit.audit.facts import Fault, Seen, near
+from labkit.audit.facts import Fault, Seen
 from labkit.audit.window import Window
 from labkit.declare import percent, three, times
 
@@ -94,23 +96,37 @@ def _schedules(seen: Seen, window: Window) -> list[Fault]:
 
 def layers(seen: Seen) -> list[Fault]:
     """What a second run, and one forward of the whole batch, have to say."""
-    faults = []
-    first = seen.windows[0]
-    if seen.again is not None and first.passes and seen.again.passes:
-        one, other = (
-            sum((p.gradient for p in each.passes), torch.zeros_like(first.start)) for each in (first, seen.again)
-        )
-        if one.isfinite().all() and other.isfinite().all() and not near(one, other, max(seen.tolerance, 1e-6)):
-            off = percent(float((one - other).norm() / one.norm()))
-            faults.append(Fault("nondeterministic", f"A second run with other random numbers is {off} off the first."))
-    if seen.whole is not None and not faults:
-        summed, one = seen.still.gradients.sum(0), seen.whole.gradients[0]
-        if not near(summed, one, max(seen.tolerance, 1e-9)):
-            off = percent(float((summed - one).norm() / one.norm()))
-            faults.append(
-                Fault(
-                    "batch-dependent-layer",
-                    f"In one forward the same examples give a gradient {off} off the sum of theirs.",
-                )
-            )
-    return faults
+    again, together = second_run(seen), one_forward(seen)
+    if again > max(seen.tolerance, 1e-6):
+        said = f"A second run with other random numbers is {percent(again)} off the first"
+        return [Fault("nondeterministic", f"{said}.")]
+    if together > max(seen.tolerance, 1e-9):
+        said = f"In one forward the same examples give a gradient {percent(together)} off the sum of theirs"
+        return [Fault("batch-dependent-layer", f"{said}.")]
+    return []
+
+
+def second_run(seen: Seen) -> float:
+    """How far the gradient of a run with other random numbers is from the first, NaN where there is none."""
+    if not seen.windows[0].passes or not seen.again.passes:
+        return math.nan
+    one, other = (torch.stack([p.gradient for p in each.passes]).sum(0) for each in (seen.windows[0], seen.again))
+    return float((one - other).norm() / one.norm())
+
+
+def one_forward(seen: Seen) -> float:
+    """How far one forward of all microbatches is from the sum of theirs, NaN where nobody can join them."""
+    if seen.whole is None:
+        return math.nan
+    summed, one = seen.still.gradients.sum(0), seen.whole.gradients[0]
+    return float((summed - one).norm() / one.norm())
+
+
+def counted(seen: Seen) -> float:
+    """By how much the optimizers' own count of steps advanced in the last window, NaN where none keeps one."""
+    window = seen.windows[-1]
+    before = seen.windows[-2].counts if len(seen.windows) > 1 else {}
+    advanced = [
+        end - before.get(key, (0.0, _fresh(first, seen.K)))[1] for key, (first, end) in window.counts.items() if end
+    ]
+    return max(advanced, default=math.nan)

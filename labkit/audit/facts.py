@@ -54,7 +54,7 @@ class Seen:
     microbatches: Sequence[Any]
     meant: str
     tolerance: float
-    again: Window | None  # one window with other random numbers
+    again: Window  # one window with other random numbers
     whole: References | None  # all microbatches in one forward
     fewer: Callable[[], list[Window] | None]  # the same windows without their last microbatch
 

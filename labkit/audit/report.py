@@ -30,6 +30,9 @@ class Report:
     skipped_steps: int = quantity("optimizer steps that a loss scaler left out, in all windows")
     cannot_tell: tuple[str, ...] = quantity("what these microbatches cannot tell apart")
     details: tuple[Fault, ...] = quantity("each fault in a sentence")
+    adam_count: float = quantity("by how much the optimizer's own count advanced in a window; NaN: it keeps none")
+    second_run: float = quantity("how far a run with other random numbers is from the first, ‖g′ − g‖ / ‖g‖")
+    one_forward: float = quantity("how far one forward of all is from the sum of the microbatches'; NaN: no concat")
     sequence_weights: tuple[float, ...] = quantity(
         "fitted weight × N of each row; none where microbatches have no rows"
     )

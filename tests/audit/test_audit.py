@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import labkit.cadence  # its rules
-from labkit import accumulation, rules
+from labkit import accumulation, check, rules
 from labkit.__main__ import main
 from labkit.audit import Report, audit, inspect, probe
 from labkit.audit.judge import ORDER
@@ -513,6 +513,28 @@ def test_the_objective_is_the_callers() -> None:
         of_rule("token-mean", 0, torch.float64, OPTIMIZERS["SGD"]), probe(100), loss_sum, objective="mean-of-means"
     )
     assert other.faults == ("token-mean",) and "is no mean-of-means" in other.explain()
+
+
+def test_the_report_has_what_was_counted() -> None:
+    def joined(microbatches: list[Any]) -> Any:
+        return tuple(torch.cat(each) for each in zip(*microbatches, strict=True))
+
+    for word, count, schedule in (("once-per-window", 1, 1), ("adam-count-per-microbatch", 4, 1)):
+        build = of_rule(word, 0, torch.float64, OPTIMIZERS["Adam"])
+        for windows in (1, 2):
+            report = audit(build, probe(100), loss_sum, windows=windows, concat=joined)
+            assert (report.adam_count, report.schedule_steps, report.optimizer_steps) == (count, schedule, 1)
+            assert report.second_run == 0 and report.one_forward < 1e-12
+    report = audit(of_rule("token-mean", 0, torch.float64, OPTIMIZERS["SGD"]), probe(100), loss_sum)
+    assert math.isnan(report.adam_count) and math.isnan(report.one_forward)
+
+
+@pytest.mark.parametrize("word", [word for word in accumulation.WINDOW if word != "token-mean-once"])
+def test_the_checker_of_loops_and_the_audit_use_the_same_word(word: str) -> None:
+    verdict = check.accumulate(rules.rule(word).loop)
+    report = audit(of_rule(word, 0, torch.float64, OPTIMIZERS["SGD"]), probe(100), loss_sum)
+    assert verdict.passed == report.right
+    assert report.right or f"({report.verdict})" in verdict.sentence
 
 
 def test_what_cannot_be_told_is_said() -> None:
