@@ -313,6 +313,22 @@ def clipped_alone_and_averaged(model: nn.Module) -> Callable[[list[Any]], object
     return step
 
 
+def divided_twice_and_unscaled_after_the_first(model: nn.Module) -> Callable[[list[Any]], object]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def step(microbatches: list[Any]) -> None:
+        optimizer.zero_grad()
+        for at, loss in enumerate(right_losses(model, microbatches)):
+            scaler.scale(loss / len(microbatches)).backward()
+            if at == 0:
+                scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+
+    return step
+
+
 LR = torch.optim.lr_scheduler
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "one cycle": lambda o: LR.OneCycleLR(o, 0.1, total_steps=50),
@@ -369,6 +385,7 @@ def test_a_factor_of_no_rule_gets_no_word(count: Callable[[Any, Any], float]) ->
     ("made", "faults"),
     [
         (clipped_alone_and_averaged, ("mean-of-means", "clip-per-microbatch")),
+        (divided_twice_and_unscaled_after_the_first, ("double-division", "unscale-early")),
         (lbfgs, ()),
         (maximised, ()),
         (by_hand, ()),
