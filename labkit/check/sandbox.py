@@ -210,7 +210,7 @@ class _Watch(threading.Thread):
         self.done.set()
         with self.lock:
             if not self.signals:
-                _asynchronous(self.owner, None)
+                _arrived()
 
 
 def _importing(frame: FrameType | None) -> bool:
@@ -222,9 +222,22 @@ def _importing(frame: FrameType | None) -> bool:
     return False
 
 
-def _asynchronous(thread: int, error: type[BaseException] | None) -> None:
-    """Raise in another thread at its next step in Python, or take back what is not raised yet."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error and ctypes.py_object(error))
+def _asynchronous(thread: int, error: type[BaseException]) -> None:
+    """Raise in another thread at its next step in Python, in place of what is not raised yet."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
+
+
+def _arrived() -> None:
+    """Let whatever is on its way to this thread arrive.
+
+    Taking it back would leave a flag behind, with which Python 3.11 hangs as soon as a profiler is set, in any thread.
+    """
+    try:
+        _asynchronous(threading.get_ident(), Deadline)
+        while True:
+            pass
+    except Deadline:
+        pass
 
 
 @contextlib.contextmanager

@@ -73,6 +73,20 @@ def test_an_endless_loop_is_stopped(function: Callable[[], None], where: Callabl
     assert where(lambda: 3, seconds=0.3).value == 3 and not caught
 
 
+def test_a_profiler_set_afterwards_does_not_hang() -> None:
+    """A flag of Python 3.11's that stays up makes it loop at the first call that a profiler sees."""
+    calls: list[str] = []
+    for function in (empty_loop, lambda: 3):
+        in_a_thread(function, seconds=0.2)
+        sys.setprofile(lambda frame, event, value: calls.append(event))
+        try:
+            prints.__doc__  # noqa: B018
+            (lambda: None)()
+        finally:
+            sys.setprofile(None)
+    assert calls.count("call") >= 2
+
+
 def test_sleep_is_stopped() -> None:
     def sleeps() -> None:
         time.sleep(60)
