@@ -103,7 +103,7 @@ def test_steps_and_samples_over_the_least_meet_at_the_critical_batch() -> None:
         assert list(dots.dots.get_ydata()) == pytest.approx((values / least).tolist())
     for line, curve in zip(seen.lines, (lambda b: 1 + B / b, lambda b: 1 + b / B), strict=True):
         assert [curve(b) for b in line.get_xdata()] == pytest.approx(list(line.get_ydata()))
-    assert list(seen.critical.get_xdata()) == [B, B] and seen.words[2].get_text() == "B = 49.1"
+    assert list(seen.critical.get_xdata()) == pytest.approx([B, B]) and seen.words[2].get_text() == "B = 49.1"
     low, high = seen.axes.get_ylim()
     assert all(low < y < high for dots in seen.dots for y in dots.dots.get_ydata())
 
