@@ -18,7 +18,7 @@ from labkit.equivalence import by_hand as by_hand
 from labkit.equivalence import conditions as conditions
 from labkit.equivalence import empty as empty
 from labkit.errors import LabError
-from labkit.fit import Distance, Weights, distance, fit, flat, gradient
+from labkit.fit import Distance, Weights, distance, fit, flat, gradient, per_layer
 from labkit.nets import IGNORE, Transformer, sequence_gradients
 from labkit.rules import Rule
 from labkit.tolerance import Tolerance, depth, tolerance
@@ -111,7 +111,7 @@ def _measured(
     return Comparison(
         **vars(distance(found, right)),
         rule=method.word,
-        per_layer=_per_layer(model, found, right),
+        per_layer=per_layer(model, found, right),
         counts=counted.sequences,
         microbatch=owner,
         token_weights=_fitted(found, by_microbatch, counted.counts, N).values,
@@ -138,11 +138,6 @@ def _fitted(found: Tensor, references: Tensor, counts: Tensor, total: float) -> 
     if finite:
         return replace(weights, values=values)
     return replace(weights, values=torch.full_like(values, math.nan), residual=math.nan)
-
-
-def _per_layer(model: nn.Module, found: Tensor, right: Tensor) -> dict[str, Distance]:
-    names, sizes = zip(*((name, p.numel()) for name, p in model.named_parameters()), strict=True)
-    return {name: distance(g, r) for name, g, r in zip(names, found.split(sizes), right.split(sizes), strict=True)}
 
 
 def _map(microbatches: Sequence[Batch], weights: Tensor) -> Tensor:

@@ -97,6 +97,16 @@ def distance(gradient: Tensor, right: Tensor) -> Distance:
     return Distance(norm, right_norm, ratios[0], ratios[1], cosine, ratios[2] / (right_norm or 1.0))
 
 
+def per_layer(model: nn.Module, found: Tensor, right: Tensor) -> dict[str, Distance]:
+    """The distance of a flat gradient from the right one, parameter by parameter.
+
+    >>> round(per_layer(nn.Linear(2, 1), torch.tensor([1.0, 0, 3]), torch.tensor([1.0, 0, 2]))["bias"].norm_ratio, 2)
+    1.5
+    """
+    names, sizes = zip(*((name, p.numel()) for name, p in model.named_parameters()), strict=True)
+    return {name: distance(g, r) for name, g, r in zip(names, found.split(sizes), right.split(sizes), strict=True)}
+
+
 def gradient(model: nn.Module) -> list[Tensor]:
     """The gradient that a model's parameters hold, one tensor a parameter, zeros where there is none.
 

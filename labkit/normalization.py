@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from labkit import rules
 from labkit.declare import Choice, Range, quantity
-from labkit.fit import Distance, distance
+from labkit.fit import Distance, distance, per_layer
 from labkit.images import NORMS, Composition, ConvNet, Depth, Images, Seed, grouped, split
 from labkit.lockstep import METHODS as METHODS
 from labkit.lockstep import Ranks as Ranks
@@ -111,16 +111,11 @@ def statistics(
         loss=F.cross_entropy(found.logits, labels).item(),
         right_loss=F.cross_entropy(right.logits, labels).item(),
         gradient=distance(found.gradient, right.gradient),
-        per_layer=_per_layer(model, found.gradient, right.gradient),
+        per_layer=per_layer(model, found.gradient, right.gradient),
         running_mean=_kept("running_mean", model, large),
         running_variance=_kept("running_var", model, large),
         tolerance=bound(large, found.parts, images, float(right.gradient.norm())),
     )
-
-
-def _per_layer(model: nn.Module, found: Tensor, right: Tensor) -> dict[str, Distance]:
-    names, sizes = zip(*((name, p.numel()) for name, p in model.named_parameters()), strict=True)
-    return {name: distance(g, r) for name, g, r in zip(names, found.split(sizes), right.split(sizes), strict=True)}
 
 
 def _kept(name: str, model: ConvNet, large: ConvNet) -> float:

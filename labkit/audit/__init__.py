@@ -28,6 +28,7 @@ from labkit.errors import LabError
 from labkit.tolerance import depth, tolerance
 
 Build = Callable[[], tuple[nn.Module, Callable[[list[Any]], object]]]
+Met = list[tuple[int, dict[str, Tensor]]]  # microbatches that moved weights saw, and those weights
 MOST = 16  # microbatches whose gradients are taken at every place where the weights stood
 LEAST = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 4e-2}
 
@@ -79,8 +80,9 @@ def audit(
             seen_windows.append(_call(watch, step, microbatches))
     twin = Model64(model, sampled, loss_sum)
     still = [twin.at(state).references(microbatches) for state in states]
-    references = [_moving(twin, window, found, microbatches) for window, found in zip(seen_windows, still, strict=True)]
-    owner, sequences = _sequences(twin, states, seen_windows, still, microbatches)
+    met = [list(_met(twin, window, found, microbatches)) for window, found in zip(seen_windows, still, strict=True)]
+    references = [_moving(twin, moved, found, microbatches) for moved, found in zip(met, still, strict=True)]
+    owner, sequences = _sequences(twin, states, met, still, microbatches)
     if word == "sequence-mean" and sequences is None:
         raise LabError("objective = 'sequence-mean' needs microbatches that can be cut by rows: try 'token-mean'")
     if not references[0].counts.sum() > 0:
@@ -105,7 +107,7 @@ def audit(
 def _sequences(
     twin: Model64,
     states: list[dict[str, Tensor]],
-    windows: list[Window],
+    met: list[Met],
     still: list[References],
     microbatches: Sequence[Any],
 ) -> tuple[Tensor, list[References] | None]:
@@ -121,8 +123,8 @@ def _sequences(
         return owner, None
     if not _adds_up(found[0], still[0]):
         return owner, None
-    for window, whole, each in zip(windows, still, found, strict=True):
-        for at, state in _met(twin, window, whole, microbatches):
+    for moved, each in zip(met, found, strict=True):
+        for at, state in moved:
             each.gradients[owner == at] = twin.at(state).references(cut[at]).gradients
     return owner, found
 
@@ -142,10 +144,10 @@ def _met(
                 yield at, each.state
 
 
-def _moving(twin: Model64, window: Window, found: References, microbatches: Sequence[Any]) -> References:
+def _moving(twin: Model64, moved: Met, found: References, microbatches: Sequence[Any]) -> References:
     """Where the weights moved inside the window, each microbatch's gradient at the weights that it met."""
     rows = found.gradients.clone()
-    for at, state in _met(twin, window, found, microbatches):
+    for at, state in moved:
         rows[at] = twin.at(state).references([microbatches[at]]).gradients[0]
     return References(rows, found.counts, found.losses)
 

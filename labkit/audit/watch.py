@@ -133,7 +133,6 @@ class Watch:
     def _scaler(self, scaler: torch.amp.GradScaler, name: str, event: str) -> None:
         if not scaler.is_enabled():
             return
-        self.window.scaler = True
         if name == "unscale_" and event == "call":
             self.window.scale = scaler.get_scale()
             self.window.unscaled.append((len(self.window.passes), self._tick()))
@@ -262,7 +261,7 @@ class Watch:
             self.window.forgot[pointer] = self.window.forgot.get(pointer, 0) + 1
 
 
-NAMES = {"step", "unscale_", "update", "update_parameters"}
+NAMES = {"step", "unscale_", "update_parameters"}
 
 
 class _Ops(TorchFunctionMode):

@@ -93,7 +93,6 @@ class Window:
     squares: set[int] = field(default_factory=set)  # those that took their squares in
     forgot: dict[int, int] = field(default_factory=dict)  # how often each buffer was made smaller
     unscaled: list[tuple[int, int]] = field(default_factory=list)  # passes before each, and its clock
-    scaler: bool = False
     scale: float = 1.0
     skipped: int = 0  # optimizer steps that the scaler left out
     autocast: torch.dtype | None = None
