@@ -18,7 +18,6 @@ from torch import Tensor
 
 from labkit.accumulation import Comparison, compare
 from labkit.check import sandbox
-from labkit.check.formula import Exercise
 from labkit.check.loops import ALWAYS, DIVIDED, NAMED, ONCE, THEN, WHICH, Loop, Part, counts, predicted
 from labkit.check.verdict import EMPTY, ROUNDED, Function, Verdict, aside, listed, refused, within
 from labkit.check.watched import Watched
@@ -274,56 +273,3 @@ def _plainly(shown: Run) -> Said:
         weights, what = found.token_weights, "microbatches"
     sizes, values = listed([f"{n:g}" for n in tokens.tolist()]), listed([_number(w) for w in weights.tolist()])
     return f"The {what} of {sizes} tokens got {values} times the right weight: a loop that has no name here.", ""
-
-
-def _mean(total: float, count: int) -> float:
-    return total / count if count else 0.0
-
-
-TOKEN_MEAN = Exercise(
-    ("sums", "counts"),
-    {
-        "equal counts": ([6.0, 2.0], [4, 4]),
-        "unequal counts": ([8.0, 6.0], [1, 3]),
-        "one microbatch": ([9.0], [4]),
-        EMPTY: ([0.0, 5.0, 8.0], [0, 4, 2]),
-        "many microbatches": ([3.5, 9.25, 1.0, 22.0, 7.75, 0.5, 31.0], [2, 5, 1, 13, 4, 1, 9]),
-    },
-    lambda s, n: sum(s) / sum(n),
-    {
-        "it is the mean of the means, so a token of a short microbatch weighs more (mean-of-means)": (
-            lambda s, n: sum(map(_mean, s, n)) / len(n)
-        ),
-        "it is the mean of the means of those that are not empty, so a token of a short one weighs more": (
-            lambda s, n: sum(map(_mean, s, n)) / sum(count > 0 for count in n)
-        ),
-        "the means are added and never divided (sum-of-means)": lambda s, n: sum(map(_mean, s, n)),
-        "the sums are added and never divided (token-sum)": lambda s, n: sum(s),
-        "the total is divided by the number of microbatches, not of tokens": lambda s, n: sum(s) / len(n),
-        "the loss per token is divided by the number of microbatches again (double-division)": (
-            lambda s, n: sum(s) / sum(n) / len(n)
-        ),
-        "// drops the fraction, and / keeps it": lambda s, n: sum(s) // sum(n),
-        "only the last microbatch is left (last-microbatch-only)": lambda s, n: s[-1] / n[-1],
-        "it is upside down, tokens per loss": lambda s, n: sum(n) / sum(s),
-    },
-)
-
-
-def token_mean(function: Function, *, seconds: float = 5.0) -> Verdict:
-    """Judge `token_mean(sums, counts)`: the loss per token, from each microbatch's summed loss and valid tokens.
-
-    >>> token_mean(lambda sums, counts: sum(s / max(n, 1) for s, n in zip(sums, counts)) / len(sums))
-    2 of 5 checks
-    For sums = [8.0, 6.0], counts = [1, 3] your function gives 5, and 3.5 is
-    right: it is the mean of the means, so a token of a short microbatch
-    weighs more (mean-of-means).
-      ✓ equal counts
-      ✗ unequal counts
-      ✓ one microbatch
-      ✗ a microbatch without a valid target
-      ✗ many microbatches
-
-    `seconds` is for all five cases together; what stops a function is contained by `sandbox.run`.
-    """
-    return TOKEN_MEAN.judge(function, seconds)

@@ -1,4 +1,4 @@
-"""The exercise of the roofline lab."""
+"""The exercises of the roofline lab: the intensity of a matmul, and the least time that a roof allows."""
 
 from __future__ import annotations
 
@@ -59,3 +59,54 @@ def intensity(function: Function, *, seconds: float = 5.0) -> Verdict:
     2bd² FLOP over itemsize · (2bd + d²) bytes: input, weights and output. Source: Williams, Waterman, Patterson 2009.
     """
     return INTENSITY.judge(function, seconds)
+
+
+TIMES: dict[str, Callable[[float, float, float, float], float]] = {
+    "": lambda flop, moved, bandwidth, ceiling: max(flop / ceiling, moved / bandwidth),
+    "that is the sum of both times, and at best one hides behind the other": (
+        lambda flop, moved, bandwidth, ceiling: flop / ceiling + moved / bandwidth
+    ),
+    "that is the shorter of the two times, and the kernel ends with the longer": (
+        lambda flop, moved, bandwidth, ceiling: min(flop / ceiling, moved / bandwidth)
+    ),
+    "that is the time of the arithmetic alone": lambda flop, moved, bandwidth, ceiling: flop / ceiling,
+    "that is the time of the memory alone": lambda flop, moved, bandwidth, ceiling: moved / bandwidth,
+    "that is the rate in GFLOP/s that the roof allows, and the time is FLOP / rate": (
+        lambda flop, moved, bandwidth, ceiling: min(flop / moved * bandwidth, ceiling)
+    ),
+    "that is microseconds: FLOP over GFLOP/s is nanoseconds": (
+        lambda flop, moved, bandwidth, ceiling: max(flop / ceiling, moved / bandwidth) / 1e3
+    ),
+    "that is seconds: FLOP over GFLOP/s is nanoseconds": (
+        lambda flop, moved, bandwidth, ceiling: max(flop / ceiling, moved / bandwidth) / 1e9
+    ),
+    "bandwidth and ceiling are swapped": lambda flop, moved, bandwidth, ceiling: max(flop / bandwidth, moved / ceiling),
+    "a multiply-add was counted as one FLOP, and flop holds both already": (
+        lambda flop, moved, bandwidth, ceiling: max(flop / 2 / ceiling, moved / bandwidth)
+    ),
+}
+
+MATMUL_TIME = Exercise(
+    ("flop", "moved", "bandwidth", "ceiling"),
+    {
+        "memory-bound": (6000.0, 4000.0, 80.0, 1000.0),
+        "compute-bound": (300000.0, 4000.0, 80.0, 1000.0),
+        "at the ridge": (50000.0, 4000.0, 80.0, 1000.0),
+        "a machine with a low ceiling": (6000.0, 4000.0, 80.0, 20.0),
+        "no arithmetic at all": (0.0, 4000.0, 80.0, 1000.0),
+    },
+    TIMES[""],
+    TIMES,
+)
+
+
+def matmul_time(function: Function, *, seconds: float = 5.0) -> Verdict:
+    """Judge `matmul_time(flop, moved, bandwidth, ceiling)`: the nanoseconds that a kernel takes at the least.
+
+    >>> matmul_time(lambda flop, moved, bandwidth, ceiling: flop / ceiling + moved / bandwidth).sentence.partition("is right: ")[2]
+    'that is the sum of both times, and at best one hides behind the other.'
+
+    FLOP, bytes, GB/s and GFLOP/s in; max(flop / ceiling, moved / bandwidth) in ns, since 10⁹ is in both rates.
+    Source: Williams, Waterman, Patterson 2009.
+    """
+    return MATMUL_TIME.judge(function, seconds)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,11 +18,9 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from labkit import check, rules
-from labkit.check.accumulation import TOKEN_MEAN, WINDOWS, _cost, _window
-from labkit.check.formula import Exercise
+from labkit.check.accumulation import WINDOWS, _cost, _window
 from labkit.check.loops import DIVIDED, NAMED, THEN, WHICH, Part, counts, predicted
 from labkit.check.loops import Loop as Decisions
-from labkit.check.roofline import INTENSITY
 from labkit.check.verdict import Verdict
 from labkit.corpus import Batch, made, window
 from labkit.nets import IGNORE, next_token_loss, valid_tokens
@@ -800,107 +797,3 @@ def test_whatever_a_function_does_there_is_a_verdict(actions: list[Loop], value:
         assert len(verdict.checks) == 5 and verdict.passed == all(ok for _, ok in verdict.checks)
         assert verdict.sentence.endswith((".", "?", ")")) and len(str(verdict)) < 1500
     assert before == (torch.is_grad_enabled(), torch.get_default_dtype(), sys.getrecursionlimit(), sys.stdout)
-
-
-# Functions of numbers.
-
-
-def test_the_loss_per_token_however_it_is_written() -> None:
-    for right in (
-        lambda sums, counts: sum(sums) / sum(counts),
-        lambda sums, counts: torch.tensor(sums).sum() / torch.tensor(counts).sum(),
-        lambda sums, counts: torch.tensor(sums, dtype=torch.float32).sum() / sum(counts),
-        lambda sums, counts: np.sum(sums) / np.sum(counts),
-        lambda sums, counts: sum(s / n * n / sum(counts) for s, n in zip(sums, counts, strict=True) if n),
-    ):
-        assert check.token_mean(right).passed
-
-
-TOKEN_MEANS: list[tuple[Loop, int, list[str]]] = [
-    (
-        lambda s, n: sum(a / max(b, 1) for a, b in zip(s, n, strict=True)) / len(n),
-        2,
-        ["For sums = [8.0, 6.0], counts = [1, 3] your function gives 5, and 3.5 is right", "(mean-of-means)"],
-    ),
-    (
-        lambda s, n: sum(a / b for a, b in zip(s, n, strict=True)) / len(n),
-        2,
-        ["(mean-of-means)", "“a microbatch without a valid target” line 1 of <lambda>", "ZeroDivisionError"],
-    ),
-    (
-        lambda s, n: float((torch.tensor(s) / torch.tensor(n)).mean()),
-        2,
-        [
-            "(mean-of-means)",
-            "“a microbatch without a valid target” your function returns nan, which is no finite number",
-        ],
-    ),
-    (
-        lambda s, n: np.mean([a / b for a, b in zip(s, n, strict=True) if b]),
-        2,
-        ["the mean of the means of those that are not empty"],
-    ),
-    (
-        lambda s, n: sum(a / b for a, b in zip(s, n, strict=True) if b),
-        1,
-        ["gives 2, and 1 is right: the means are added and never divided (sum-of-means)"],
-    ),
-    (lambda s, n: sum(s), 0, ["gives 8, and 1 is right: the sums are added and never divided (token-sum)"]),
-    (lambda s, n: sum(s) / len(s), 0, ["gives 4, and 1 is right: the total is divided by the number of microbatches"]),
-    (lambda s, n: sum(s) / sum(n) / len(n), 1, ["gives 0.5, and 1 is right", "(double-division)"]),
-    (lambda s, n: sum(s) // sum(n), 1, ["gives 3, and 3.5 is right: // drops the fraction"]),
-    (lambda s, n: s[-1] / n[-1], 1, ["(last-microbatch-only)"]),
-    (lambda s, n: sum(n) / sum(s), 1, ["upside down"]),
-    (lambda s, n: sum(s) / sum(n) + 1, 0, ["gives 2, and 1 is right: none of the usual slips gives these numbers"]),
-    (lambda s, n: print(sum(s) / sum(n)), 0, ["Your function returns None, which is no finite number"]),
-    (lambda s, n: str(sum(s) / sum(n)), 0, ["Your function returns a str, which is no finite number"]),
-    (lambda s: s, 0, ["Your function takes (s), and is called with (sums, counts)"]),
-]
-
-
-@pytest.mark.parametrize(("function", "passes", "words"), TOKEN_MEANS)
-def test_a_wrong_loss_per_token_is_named(function: Loop, passes: int, words: list[str]) -> None:
-    verdict = check.token_mean(function)
-    assert sum(ok for _, ok in verdict.checks) == passes, verdict
-    for each in words:
-        assert each in verdict.sentence, verdict.sentence
-
-
-Matmul = Callable[[int, int, int], float]
-
-INTENSITIES: list[tuple[Matmul, list[str]]] = [
-    (lambda b, d, s: b * d * d / (s * (2 * b * d + d * d)), ["gives 0.2424", "a multiply-add is two FLOP"]),
-    (lambda b, d, s: 2 * b * d * d / (2 * b * d + d * d), ["gives 1.939, and 0.4848 is right: itemsize is missing"]),
-    (lambda b, d, s: 2 * b * d * d / (s * (b * d + d * d)), ["one of the two b × d matrices, input or output"]),
-    (lambda b, d, s: 2 * b * d * d / (s * 2 * b * d), ["gives 16", "the d × d weights were not counted"]),
-    (lambda b, d, s: 2 * b * d * d / (s * d * d), ["only the d × d weights were counted"]),
-    (lambda b, d, s: 2 * b * d * d / (8 * s * (2 * b * d + d * d)), ["bits were counted, not bytes"]),
-    (lambda b, d, s: s * (2 * b * d + d * d) / (2 * b * d * d), ["gives 2.062", "upside down, byte per FLOP"]),
-    (
-        lambda b, d, s: b * d * d / (2 * b * d + d * d),
-        ["a multiply-add is two FLOP and was counted as one; itemsize is missing"],
-    ),
-    (lambda b, d, s: b + 0.5, ["none of the usual slips"]),
-]
-
-
-@pytest.mark.parametrize(("function", "words"), INTENSITIES)
-def test_a_wrong_intensity_is_named(function: Matmul, words: list[str]) -> None:
-    verdict = check.intensity(function)
-    assert not verdict.passed
-    for each in words:
-        assert each in verdict.sentence, verdict.sentence
-
-
-def test_the_right_intensity_is_the_roofline_labs() -> None:
-    assert check.intensity(lambda b, d, itemsize: 2 * b * d**2 / (itemsize * (2 * b * d + d**2))).passed
-    assert INTENSITY.right(1, 64, 4) == pytest.approx(2 * 64**2 / (4 * (2 * 64 + 64**2)))
-
-
-@pytest.mark.parametrize("exercise", [TOKEN_MEAN, INTENSITY])
-def test_no_two_wrong_formulas_give_the_same_numbers(exercise: Exercise) -> None:
-    rows = {words: [wrong(*case) for case in exercise.cases.values()] for words, wrong in exercise.wrong.items()}
-    for one, other in itertools.combinations(rows, 2):
-        if one.count(";") != other.count(";"):
-            continue  # the simpler one is told
-        assert rows[one] != pytest.approx(rows[other], rel=1e-6), (one, other)
