@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 
 import nbformat
 import pytest
@@ -52,6 +53,20 @@ def test_it_has_the_frame(path: pathlib.Path) -> None:
     text = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown")
     for part in ("**Questions**", "minutes", "memory", "**Predict.**", "**Explain.**", "## Key points", "## Sources"):
         assert part in text, part
+
+
+@pytest.mark.parametrize("path", [p for p in NOTEBOOKS if p.stem[:2] != "00"], ids=lambda path: path.stem)
+def test_its_exercises_are_complete(path: pathlib.Path) -> None:
+    cells = nbformat.read(path, as_version=4).cells
+    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    exercises = re.split(r"^## Exercise", text, flags=re.MULTILINE)[1:]
+    assert len(exercises) >= 2
+    for exercise in exercises:
+        for part in ("*Difficulty: ", "minutes.*", "<summary>Hint", "<summary>Solution"):
+            assert part in exercise, (part, exercise)
+    assert len({call for cell in cells for call in re.findall(r"labkit\.check\.\w+", cell.source)}) >= 2
+    _, _, question = text.partition("**One question more.**")
+    assert re.search("[Cc]ommon wrong answers?:", question), "a question of explanation, with common wrong answers"
 
 
 @pytest.mark.parametrize(
