@@ -16,6 +16,7 @@ from labkit.labs._canvas import Canvas
 from labkit.labs._equivalence import Equal, Hand, Nothing, Tail
 from labkit.labs._experiment import Experiment
 from labkit.labs._map import WeightMap
+from labkit.remember import remembered
 from labkit.training import Trainings
 
 ROWS, COLUMNS = 32, 32
@@ -170,7 +171,7 @@ class Training(Experiment[Trainings]):
     note = (
         "Measured: held-out loss per token. Thin: every seed. Thick: their mean. Same text, same weights at the start."
     )
-    run = staticmethod(training.trainings)
+    run = staticmethod(remembered(training.trainings))
     shown = (training.training,)
 
     def layout(self, canvas: Canvas) -> None:

@@ -6,6 +6,7 @@ from labkit import randomness, streams
 from labkit.declare import percent
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment
+from labkit.remember import remembered
 
 
 class Random(Experiment[randomness.Randomness]):
@@ -78,7 +79,7 @@ class Targets(Experiment[randomness.Targets]):
         "Measured: accumulated and right gradient, both averaged over more and more draws. Line: what chance alone "
         "would leave, falling like one over the square root of the draws."
     )
-    run = staticmethod(randomness.targets)
+    run = staticmethod(remembered(randomness.targets))
 
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("draws averaged over", "difference of the averages (%)", log="xy", moving="xy")

@@ -11,6 +11,7 @@ from labkit import translation
 from labkit.declare import three
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment
+from labkit.remember import remembered
 
 MOST = 1e6  # a ratio beyond it is a training that is lost
 
@@ -26,7 +27,7 @@ class Translated(Experiment[translation.Translated]):
         "Measured: noisy least squares, the same samples in all trainings; lines are means over the seeds. Loss above "
         "that of the true weights, in closed form."
     )
-    run = staticmethod(translation.translated)
+    run = staticmethod(remembered(translation.translated))
     shown = (translation.sgd, translation.adamw, translation.training)
 
     def layout(self, canvas: Canvas) -> None:
