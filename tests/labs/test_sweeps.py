@@ -89,3 +89,21 @@ def test_progress_grows_and_ends_at_one(kind: type[Experiment[Any]]) -> None:
 
 def test_there_are_some() -> None:
     assert {"memory-kept", "roofline-machine", "accumulation-trainings"} <= {each.id for each in LONG}
+
+
+@pytest.mark.parametrize(
+    ("topic", "experiment", "values"),
+    [
+        ("accumulation", "trainings", {"updates": 10, "accumulation_steps": 2}),
+        ("cadence", "translated", {"samples": 2048, "factor": 2}),
+        ("normalization", "targets", {"draws": 16}),
+    ],
+)
+def test_a_second_look_is_the_first_ones_result(topic: str, experiment: str, values: dict[str, Any]) -> None:
+    first, second = (labs.all()[topic](experiment, **values) for _ in range(2))
+    first.step()
+    second.step()
+    assert second.result is first.result and first.result.progress == 1
+    second.set(seed=9)
+    second.step()
+    assert second.result is not first.result
