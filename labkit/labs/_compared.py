@@ -1,0 +1,185 @@
+"""Two settings of a step: what is faster about the second, and whether it can be told."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from labkit import compared, decision, timing
+from labkit.declare import percent, three
+from labkit.device import Spread
+from labkit.labs._canvas import Canvas
+from labkit.labs._experiment import Experiment, tables
+
+RATES = ("steps/s", "positions/s", "valid tokens/s")
+
+
+def scaled(spread: Spread, factor: float) -> Spread:
+    """The same in another unit.
+
+    >>> scaled(Spread.of([1, 2, 3]), 10).median
+    20.0
+    """
+    ends = {field.name: factor * getattr(spread, field.name) for field in dataclasses.fields(spread)}
+    return Spread(**{**ends, "count": spread.count})
+
+
+def even(low: float, high: float) -> list[float]:
+    """At most five round numbers from low to high, evenly apart.
+
+    >>> even(0.83, 1.42), even(0, 37)
+    ([1.0, 1.2, 1.4], [0.0, 10.0, 20.0, 30.0])
+    """
+    ten = 10.0 ** math.floor(math.log10((high - low) / 4))
+    step = next(ten * each for each in (1, 2, 5, 10) if (high - low) / (ten * each) <= 4)
+    return [round(step * k, 12) for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+class Tokens(Experiment[compared.Change]):
+    """A faster step with fewer valid tokens."""
+
+    name = "tokens"
+    title = "A fast step, fewer tokens"
+    question = "How many times the valid tokens/s of the step before?"
+    unit = "times"
+    note = (
+        "Measured, median and quartiles of the ratio of neighbouring steps. Line: as before. The row that counts is "
+        "the last: a cross where fewer valid tokens pass in a second."
+    )
+    run = staticmethod(compared.tokens)
+    shown = (timing.step, compared.trimmed, compared.resized, compared.by_length)
+    aspect = 0.45
+
+    def layout(self, canvas: Canvas) -> None:
+        self.axes = canvas.axes("a second, times the step before", "", log="x", moving="x")
+        self.axes.set_yticks([2, 1, 0], labels=["steps", "positions", "valid"])
+        self.axes.tick_params(axis="y", length=0)
+        canvas.frame(self.axes, x=(0.1, 10), y=(-0.6, 2.6))
+        canvas.ticks(self.axes, x=[0.25, 1, 4])
+        self.one = canvas.line(self.axes, "reference")
+        self.measured = canvas.spread(self.axes, markersize=9)
+        self.good, self.bad = (canvas.spread(self.axes, role, markersize=10) for role in ("right", "wrong"))
+        self.bad.dots.set_linestyle("none")
+        self.words = [canvas.text(self.axes, ha="center", va="bottom") for _ in RATES]
+
+    def draw(self, canvas: Canvas, result: compared.Change) -> None:
+        gains = [result.gain(counts) for counts in ((1, 1), result.positions, result.valid)]
+        if not result.steps.count:
+            gains = []
+        ends = [1.0, *(end for each in gains for end in (each.lower, each.upper))]
+        low, high = min(ends) / 2.5, max(ends) * 2.5
+        canvas.frame(self.axes, x=(low, high))
+        canvas.ticks(self.axes, x=_fours(low, high))
+        self.one.set_data([1, 1], [-0.6, 2.6])
+        spans = [(each.lower, each.median, each.upper) for each in gains]
+        self.measured.lay([2, 1][: len(spans)], spans[:2])
+        lost = bool(spans) and spans[2][1] < 1
+        self.good.lay(*(([0], spans[2:]) if spans and not lost else ([], [])))
+        self.bad.lay(*(([0], spans[2:]) if lost else ([], [])))
+        for at, words in enumerate(self.words):
+            words.set_text(three(spans[at][1]) if spans else "")
+            words.set_position((spans[at][1] if spans else 1.0, 2.18 - at))
+
+    def answer(self, result: compared.Change) -> float:
+        return result.gain(result.valid).median
+
+    def headline(self, result: compared.Change) -> str:
+        if not result.steps.count:
+            return "Measuring"
+        return f"{three(result.steps.median)} times the steps/s, {three(self.answer(result))} times the valid tokens/s"
+
+    def describe(self, result: compared.Change) -> str:
+        if result.progress < 1:
+            return "The steps are being timed, before and after in turn."
+        what = "Rows sorted by length" if result.change == "sorted" else f"Every row {result.length} tokens long"
+        (before, after), (was, now) = result.positions, result.valid
+        rates = (
+            f"{name} {three(each.median)} ({three(each.lower)} … {three(each.upper)})"
+            for name, each in zip(RATES, map(result.gain, ((1, 1), result.positions, result.valid)), strict=True)
+        )
+        old, new = (three(1e3 * each) for each in result.seconds)
+        return (
+            f"{what}: a step computes {after:,} positions and not {before:,}, and holds {now:,} valid tokens and not "
+            f"{was:,}. It takes {new} ms and not {old}. Times the step before: {', '.join(rates)}."
+        )
+
+
+def _fours(low: float, high: float) -> list[float]:
+    powers = [4.0**k for k in range(-8, 9) if low <= 4.0**k <= high]
+    return powers[:: -(-len(powers) // 5)]
+
+
+class Decision(Experiment[compared.Runs]):
+    """Faster, not faster, or not to be told."""
+
+    name = "decision"
+    title = "Is it really faster?"
+    question = "How many times the throughput?"
+    unit = "times"
+    note = (
+        "Dots: measured runs over the median before. Below: the ratio of the medians and its 90 % interval. Line: the "
+        "declared margin. Only an interval that lies beyond it counts."
+    )
+    run = staticmethod(compared.decision)
+    shown = (timing.step, compared.run, decision.arrangements, decision.decide)
+    aspect = 0.45
+
+    def layout(self, canvas: Canvas) -> None:
+        self.axes = canvas.axes("times the median before", "", moving="x")
+        self.axes.set_yticks([2, 1, 0], labels=["before", "after", "ratio"])
+        self.axes.tick_params(axis="y", length=0)
+        canvas.frame(self.axes, x=(0.5, 2), y=(-0.8, 3.1))
+        canvas.ticks(self.axes, x=[0.5, 1, 1.5, 2])
+        self.bar = canvas.line(self.axes, "reference")
+        self.runs = [canvas.line(self.axes, "measured", markersize=7) for _ in range(2)]
+        self.ratio = {word: canvas.spread(self.axes, role, markersize=10) for word, role in ROLES.items()}
+        self.ratio["not faster"].dots.set_linestyle("none")
+        self.words = [canvas.text(self.axes, va="bottom"), canvas.text(self.axes, ha="center", va="top")]
+
+    def draw(self, canvas: Canvas, result: compared.Runs) -> None:
+        found = result.decision
+        middle = Spread.of(result.before).median
+        runs = [[each / middle for each in side] for side in (result.before, result.after)]
+        bar = 1 + result.margin
+        ends = [bar, 1.0, *runs[0], *runs[1], *((found.low, found.high) if found else ())]
+        wide = max(max(ends) - min(ends), 0.05)
+        low, high = min(ends) - 0.15 * wide, max(ends) + 0.15 * wide
+        canvas.frame(self.axes, x=(low, high))
+        canvas.ticks(self.axes, x=even(low, high))
+        self.bar.set_data([bar, bar], [-0.15, 2.6])
+        for at, line in enumerate(self.runs):
+            line.set_data(runs[at], [2 - at] * len(runs[at]))
+        for word, spread in self.ratio.items():
+            mine = [(found.low, found.ratio, found.high)] if found and found.verdict == word else []
+            spread.lay([0] * len(mine), mine)
+        late = bar > (low + high) / 2
+        self.words[0].set(text=f"{bar:.4g}", position=(bar, 2.62), ha="right" if late else "left")
+        self.words[1].set(text=found.verdict if found else "", position=((low + high) / 2, -0.22))
+
+    def answer(self, result: compared.Runs) -> float:
+        assert result.decision
+        return result.decision.ratio
+
+    def headline(self, result: compared.Runs) -> str:
+        if not result.decision:
+            return f"{len(result.after)} runs of each"
+        verdict = result.decision.verdict
+        return f"{verdict.capitalize()}: margin {percent(result.margin)}, {len(result.after)} runs each"
+
+    def describe(self, result: compared.Runs) -> str:
+        if result.progress < 1 or not result.decision:
+            return "The runs are under way, before and after in turn."
+        before, after = (Spread.of(side) for side in (result.before, result.after))
+        said = result.decision.explain()
+        which = "The very same setting twice" if result.same else "b = {} against b = {}".format(*result.microbatches)
+        return (
+            f"{which}: {before.median:,.0f} valid tokens/s before ({before.lowest:,.0f} … {before.highest:,.0f}), "
+            f"{after.median:,.0f} after ({after.lowest:,.0f} … {after.highest:,.0f}). {said[0].upper()}{said[1:]}"
+        )
+
+    def tables(self, result: compared.Runs) -> list[dict[str, Any]]:
+        return tables(result) + (tables(result.decision) if result.decision else [])
+
+
+ROLES = {"faster": "right", "cannot tell": "measured", "not faster": "wrong"}
