@@ -28,7 +28,7 @@ urllib.request.urlopen("$(CPU_WHEELS)/torch/", timeout=5)
 endef
 export CHECK_WHEELS
 
-.PHONY: help lab test lint bench gpu
+.PHONY: help lab voila test lint bench gpu
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' Makefile
@@ -36,6 +36,10 @@ help: ## list the targets
 lab: .venv/lab ## open JupyterLab on the start notebook
 	@$(PY) -m jupyterlab --ServerApp.ip=127.0.0.1 --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb \
 		$$([ "$$(id -u)" != 0 ] || echo --allow-root)
+
+# Voilà's pages ask for icons from outside, which the notebooks do not need: voila.json tells the browser not to.
+voila: .venv/voila ## show the notebooks as pages without code
+	@$(PY) -m voila notebooks
 
 test: lint ## check style and types, then run all tests
 	$(PY) -m pytest
@@ -71,4 +75,8 @@ gpu: .venv/test ## run the tests that need a GPU, skipped where there is none
 
 .venv/test: .venv/lab
 	$(PIP) install -r requirements.txt -e '.[test]'
+	@touch $@
+
+.venv/voila: .venv/lab
+	$(PIP) install -r requirements.txt -e '.[voila]' voila==0.5.13  # as tested
 	@touch $@

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import html
 import inspect
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from labkit import notices, progress
 from labkit.check import sandbox
 from labkit.declare import quantity
 from labkit.tolerance import gamma
 
+P = ParamSpec("P")
+V = TypeVar("V")
 Function = Callable[..., object]
 ROUNDED = gamma(16, torch.float32)  # what a few numbers in float32 on the way explain
 EMPTY = "a microbatch without a valid target"  # a check of loops and formulas alike
@@ -32,6 +38,43 @@ class Verdict:
         printed = ["Your function printed:", self.printed] if self.printed else []
         said = textwrap.wrap(self.sentence, 72, break_long_words=False, break_on_hyphens=False)
         return "\n".join([f"{sum(ok for _, ok in self.checks)} of {len(rows)} checks", *said, *rows, *printed])
+
+    def _repr_html_(self) -> str:
+        """The same words, which a narrow page breaks where it will."""
+        rows = "".join(f"<li>{'✓' if ok else '✗'} {html.escape(name)}</li>" for name, ok in self.checks)
+        said = f"<p><strong>{sum(ok for _, ok in self.checks)} of {len(self.checks)} checks</strong></p>"
+        said += f'<p style="max-width: 72ch">{html.escape(self.sentence)}</p>'
+        printed = f"<p>Your function printed:</p><pre>{html.escape(self.printed)}</pre>" if self.printed else ""
+        return f'{said}<ul style="list-style: none; padding-left: 1em">{rows}</ul>{printed}'
+
+
+def counted(checker: Callable[P, V]) -> Callable[P, V]:
+    """A checker that also keeps, in the learner's progress, that its exercise was passed.
+
+    >>> counted(lambda function: Verdict(False, (), "Not yet.", ""))(print)
+    0 of 0 checks
+    Not yet.
+    """
+
+    @functools.wraps(checker)
+    def judged(*args: P.args, **given: P.kwargs) -> V:
+        verdict = checker(*args, **given)
+        if isinstance(verdict, Verdict) and verdict.passed:
+            progress.passed(checker.__name__)
+        for sentence in notices.take():
+            print(sentence)
+        return verdict
+
+    return judged
+
+
+def is_exercise(checker: Callable[..., Any]) -> bool:
+    """Whether a function judges: what it returns is a Verdict.
+
+    >>> is_exercise(refused)
+    False
+    """
+    return inspect.signature(checker).return_annotation in (Verdict, "Verdict")
 
 
 def refused(function: object, *names: str) -> str:

@@ -12,35 +12,16 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from labkit import classroom, notices, progress
 from labkit.errors import LabError
 from labkit.labs import _words
 from labkit.labs._experiment import Experiment
+from labkit.labs._open import projector
 from labkit.labs._panel import Panel
+from labkit.labs._run import Run
 from labkit.labs._trial import Trial
 
 REFRESH = 0.1  # seconds between two pictures of a long run
-
-
-class Run:
-    """A run under way: its results so far, a way to stop it, and an estimate of what is left."""
-
-    def __init__(self, trial: Trial) -> None:
-        self.trial = trial
-        self.stop = threading.Event()
-        self.began = time.monotonic()
-
-    def __iter__(self) -> Iterator[Any]:
-        for result in self.trial.outcomes():
-            yield result
-            if self.stop.is_set():
-                return
-
-    def progress(self) -> dict[str, Any]:
-        """The fraction done, and words for it."""
-        fraction = float(getattr(self.trial.result, "progress", 0.0))
-        spent = time.monotonic() - self.began
-        left = f", about {spent / fraction * (1 - fraction):.0f} s left" if fraction > 0.05 else ""
-        return {"fraction": fraction, "words": f"{fraction:.0%} done{left}"}
 
 
 class Lab(Panel):
@@ -55,13 +36,17 @@ class Lab(Panel):
     (160.0, 0.0)
 
     `set`, `predict`, `step`, `reset`, `choose`, `mode` do what the controls do and raise `LabError` where the page
-    shows its sentence. `result`, `figure`, `text`, `score`, `values` are what the page shows.
+    shows its sentence. `result`, `figure`, `text`, `score`, `values` are what the page shows. Under its `topic` what
+    is predicted is kept as progress; a lab without one keeps nothing.
     """
+
+    topic = ""
 
     def __init__(self, experiments: Sequence[Experiment[Any]], experiment: str = "", **values: Any) -> None:
         super().__init__()
         self._trials = {e.name: Trial(e) for e in experiments}
         self._run: Run | None = None
+        self._notice = ""
         self._open(experiment or experiments[0].name)
         if values:
             self.set(**values)
@@ -76,7 +61,7 @@ class Lab(Panel):
     def predict(self, number: float) -> None:
         """Declare the answer, in the unit of the question."""
         with self._raising():
-            self._trial.predict(number)
+            self._predict(number)
 
     def step(self) -> None:
         """Run the experiment and show what happened; a long one shows its results as they come."""
@@ -210,8 +195,28 @@ class Lab(Panel):
         if word == "live":
             self._finish()
 
+    def _predict(self, number: object) -> None:
+        trial = self._trial
+        trial.predict(number)
+        if self.topic and trial.prediction is not None:
+            classroom.submit(self._key(trial), trial.prediction, trial.values)
+
+    def _key(self, trial: Trial) -> str:
+        """What progress calls an experiment."""
+        return f"{self.topic}.{trial.experiment.name}"
+
+    def _finished(self, trial: Trial) -> None:
+        """A run ended: its result stands, and what was predicted of it is kept."""
+        trial.finish()
+        if not self.topic or trial.noted or trial.score is None or trial.prediction is None:
+            return
+        trial.noted = True
+        answer = trial.experiment.answer(trial.result)
+        progress.predicted(self._key(trial), trial.prediction, answer, trial.score, trial.values)
+
     def _reset(self) -> None:
         self._halt()
+        self._notice = ""
         self._trial.reset()
 
     def _results(self) -> Iterator[Any]:
@@ -222,7 +227,7 @@ class Lab(Panel):
             for result in run:
                 run.trial.result = result
                 yield result
-            run.trial.finish()
+            self._finished(run.trial)
         finally:
             self._run = None
 
@@ -234,7 +239,7 @@ class Lab(Panel):
         """Stop what runs; what it has computed stays."""
         if self._run:
             self._run.stop.set()
-            self._run.trial.finish()
+            self._finished(self._run.trial)
             self._run = None
 
     # long work, started from the page: a thread computes, this one draws --------------------------------------------
@@ -270,7 +275,7 @@ class Lab(Panel):
         if run is not self._run:
             return
         self._run = None
-        run.trial.finish()
+        self._finished(run.trial)
         if error:
             raise error
 
@@ -288,11 +293,12 @@ class Lab(Panel):
         acts: dict[str, Callable[..., None]] = {
             "set": self._set,
             "mode": self._set_mode,
-            "predict": self._trial.predict,
+            "predict": self._predict,
             "step": self._step,
             "reset": self._reset,
             "stop": self._halt,
             "choose": self._open,
+            "projector": projector,
         }
         acts[type](**given)
 
@@ -308,8 +314,10 @@ class Lab(Panel):
         trial.experiment.guess(canvas, trial.values, trial.prediction)
 
     def _words(self) -> dict[str, Any]:
-        progress = self._run.progress() if self._run else None
-        return {**_words.page(self._trial), "progress": progress, "primary": self._primary()}
+        self._notice = " ".join(notices.take()) or self._notice
+        under_way = self._run.progress() if self._run else None
+        told = {"progress": under_way, "primary": self._primary(), "notice": self._notice}
+        return {**_words.page(self._trial), **told}
 
     def _primary(self) -> str:
         """The one button that is next."""

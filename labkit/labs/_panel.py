@@ -17,10 +17,11 @@ import anywidget
 import traitlets
 
 from labkit.errors import LabError
-from labkit.labs import _cells
+from labkit.labs import _cells, _open
 from labkit.labs._canvas import Canvas, Patch
 from labkit.labs._style import DARK, LIGHT, Page
 
+PAPER = Page(ratio=2.0)
 HERE = pathlib.Path(__file__).parent
 
 errors: list[BaseException] = []
@@ -48,6 +49,7 @@ class Panel(anywidget.AnyWidget):
     spec = traitlets.Dict().tag(sync=True)
     page = traitlets.Dict().tag(sync=True)
     frame = traitlets.Dict().tag(sync=True)
+    large = traitlets.Bool().tag(sync=True)
     _closed = True  # until __init__ has run
 
     def __init__(self) -> None:
@@ -58,6 +60,7 @@ class Panel(anywidget.AnyWidget):
         self._ack: dict[str, int] = {}
         self._seq = 0
         self._closed = False
+        _open.note(self)
         self.on_msg(self._receive)
         _cells.adopt(self)
 
@@ -164,6 +167,17 @@ class Panel(anywidget.AnyWidget):
             "patches": _sendable(patches),
             "themes": themes,
         }
+
+    def picture(self) -> bytes:
+        """The picture as PNG, for paper: light, and fine enough to print."""
+        canvas, page = self._canvas, self._canvas.page
+        canvas.restyle(PAPER)
+        self._paint()
+        out = io.BytesIO()
+        canvas.figure.savefig(out, format="png", dpi=canvas.figure.dpi)
+        canvas.restyle(page)
+        self._paint()
+        return out.getvalue()
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
         """The live panel, and for pages without a kernel the picture and its sentence."""

@@ -43,6 +43,7 @@ class Trial:
         self.prediction: float | None = None
         self.result: Any = None
         self.complete = False
+        self.noted = False  # whether this prediction and its answer were kept as progress
         self.error = ""
         self.rejected: dict[str, object] = {}
 
@@ -69,7 +70,7 @@ class Trial:
         if not math.isfinite(prediction) or isinstance(number, bool):
             said = "is empty" if number in (None, "") else f"= {show(number)} is not a number"
             raise LabError(f"the prediction {said}: type one, as in 12.5")
-        self.prediction, self.error = prediction, ""
+        self.prediction, self.noted, self.error = prediction, False, ""
 
     def turn(self, mode: str) -> None:
         """`predict` hides the answer until Step; `live` runs at every move."""

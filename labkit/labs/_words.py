@@ -43,8 +43,13 @@ def page(trial: Trial) -> dict[str, Any]:
 
 def hidden(trial: Trial) -> str:
     """What can be said before the answer."""
+    return f"The answer is hidden: predict it, then press Step. {settings(trial)}"
+
+
+def settings(trial: Trial) -> str:
+    """How the controls stand."""
     given = ", ".join(_setting(trial.parameters[name], value) for name, value in trial.values.items())
-    return f"The answer is hidden: predict it, then press Step. Set: {given}."
+    return f"Set: {given}."
 
 
 def _setting(parameter: Parameter, value: Any) -> str:

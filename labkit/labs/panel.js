@@ -122,13 +122,17 @@ function ink(el) {
 
 const isDark = el => background(el).reduce((a, b) => a + b) < ink(el).reduce((a, b) => a + b)
 
+// On a projector all is drawn as on a page that is smaller by this, then shown larger: type and lines grow alike.
+const zoom = model => model.get('large') ? 1.5 : 1
+
 function watchPage(model, el, picture, stops) {
   let told = '', timer = 0
   const tell = () => {
     el.style.colorScheme = isDark(el) ? 'dark' : 'light'
-    const width = Math.min(680, Math.floor(picture.clientWidth / 20) * 20)
+    const scale = zoom(model), width = Math.min(680, Math.floor(picture.clientWidth / scale / 20) * 20)
     if (width < 100) return
-    const page = { width, ratio: devicePixelRatio, font: parseFloat(getComputedStyle(el).fontSize), text: hex(ink(el)), background: hex(background(el)) }
+    const font = parseFloat(getComputedStyle(el).fontSize) / scale
+    const page = { width, ratio: devicePixelRatio * scale, font, text: hex(ink(el)), background: hex(background(el)) }
     if (told !== (told = JSON.stringify(page))) model.send({ type: 'page', page })
   }
   const soon = () => { clearTimeout(timer); timer = setTimeout(tell, 120) }
@@ -136,11 +140,12 @@ function watchPage(model, el, picture, stops) {
   size.observe(picture)
   const probe = h('span', { class: 'lk-probe', 'aria-hidden': 'true', ontransitionrun: soon })
   el.append(probe)
-  const zoom = new AbortController()
-  const watchZoom = () => matchMedia(`(resolution: ${devicePixelRatio}dppx)`).addEventListener('change', () => { soon(); watchZoom() }, { once: true, signal: zoom.signal })
+  const gone = new AbortController()
+  const watchZoom = () => matchMedia(`(resolution: ${devicePixelRatio}dppx)`).addEventListener('change', () => { soon(); watchZoom() }, { once: true, signal: gone.signal })
   watchZoom()
   requestAnimationFrame(tell)
-  stops.push(() => { size.disconnect(); zoom.abort(); clearTimeout(timer) })
+  model.on('change:large', soon)
+  stops.push(() => { model.off('change:large', soon); size.disconnect(); gone.abort(); clearTimeout(timer) })
 }
 
 function initialize({ model }) {
@@ -177,18 +182,20 @@ function render({ model, el }) {
 
   const headline = h('p', { class: 'lk-headline' }), canvas = h('canvas', { role: 'img', class: 'lk-canvas' })
   const score = h('p', { class: 'lk-score', 'aria-live': 'polite' }), sentence = h('p', { class: 'lk-sentence', 'aria-live': 'polite' })
+  const notice = h('p', { class: 'lk-note lk-notice', role: 'status' })
   const alert = h('p', { class: 'lk-error', role: 'alert' }), note = h('p', { class: 'lk-note' })
   const bar = h('progress', { max: 1, 'aria-label': 'progress' }), left = h('span')
   const working = h('p', { class: 'lk-progress', hidden: true }, bar, left,
     button('Stop', () => model.send({ type: 'commands', commands: [{ type: 'stop' }] }), 'lk-primary'),
     h('small', {}, 'waits for a running cell'))
-  const picture = h('div', { class: 'lk-picture' }, headline, score, canvas, sentence, working, note)
+  const picture = h('div', { class: 'lk-picture' }, headline, score, canvas, sentence, working, note, notice)
   const controls = h('div', { class: 'lk-controls' })
   const code = h('code'), numbersBox = h('div', { class: 'lk-table' })
   const copy = button('Copy', () => navigator.clipboard.writeText([...numbersBox.querySelectorAll('tr')].map(tr => [...tr.children].map(c => c.textContent).join('\t')).join('\n')))
   const numbersFold = h('details', {}, h('summary', {}, 'The numbers as a table'), numbersBox, copy)
+  const larger = button('Large type', () => press('projector', { on: !model.get('large') })(), 'lk-larger')
   const root = h('div', { class: 'lk', role: 'group', onkeydown: keep }, tabs, top, alert, h('div', { class: 'lk-body' }, controls, picture),
-    h('details', {}, h('summary', {}, 'The code that runs'), h('pre', { tabindex: 0, 'aria-label': 'the code that runs' }, code)), numbersFold)
+    h('details', {}, h('summary', {}, 'The code that runs'), h('pre', { tabindex: 0, 'aria-label': 'the code that runs' }, code)), numbersFold, larger)
 
   // JupyterLab's own shortcuts eat arrows and letters; running the cell and the browser's own keys still work.
   function keep(event) {
@@ -211,6 +218,11 @@ function render({ model, el }) {
     field.value = ''
   }
 
+  function showSize() {
+    root.classList.toggle('lk-large', model.get('large'))
+    larger.setAttribute('aria-pressed', model.get('large'))
+  }
+
   let asked
   function showPage() {
     const page = model.get('page')
@@ -226,7 +238,7 @@ function render({ model, el }) {
       node.classList.toggle('lk-primary', page.primary === name)
       node.setAttribute('aria-disabled', Boolean(page.progress))
     }
-    say(headline, page.headline); say(sentence, page.sentence); say(score, page.score); say(alert, page.error)
+    say(headline, page.headline); say(sentence, page.sentence); say(score, page.score); say(alert, page.error); say(notice, page.notice)
     canvas.setAttribute('aria-label', page.sentence)
     root.classList.toggle('lk-wrong', page.error !== '')
     working.hidden = !page.progress
@@ -238,7 +250,7 @@ function render({ model, el }) {
   function paint() {
     if (!s.shown) return
     canvas.width = s.bitmap.width; canvas.height = s.bitmap.height
-    canvas.style.width = s.shown.css[0] + 'px'
+    canvas.style.width = s.shown.css[0] * zoom(model) + 'px'
     canvas.getContext('2d').drawImage(s.bitmap, 0, 0)
     canvas.dataset.seq = s.shown.seq
   }
@@ -246,11 +258,12 @@ function render({ model, el }) {
   el.append(root)
   on('change:spec', () => { showSpec(); showPage() })
   on('change:page', showPage)
+  on('change:large', showSize)
   on('change:frame', () => receive(model, root))
   on('comm_live_update', () => { root.classList.add('lk-gone'); say(alert, 'The kernel behind this panel is gone: run this cell again.') })
   s.bitmap.addEventListener('drawn', paint)
   stops.push(() => s.bitmap.removeEventListener('drawn', paint))
-  showSpec(); showPage(); paint(); receive(model, root)
+  showSpec(); showPage(); showSize(); paint(); receive(model, root)
   watchPage(model, root, picture, stops)
   return () => stops.forEach(stop => stop())
 }
