@@ -19,18 +19,17 @@ from labkit.audit.judge import judge
 from labkit.audit.naming import OBJECTIVES, named
 from labkit.audit.naming import objective as objective_gradient
 from labkit.audit.probes import probe as probe
-from labkit.audit.references import LossSum, Model64, References, pieces
+from labkit.audit.references import LossSum, Model64, References, Rounded, pieces
 from labkit.audit.report import Report as Report
+from labkit.audit.rounding import rounding
 from labkit.audit.watch import Watch
 from labkit.audit.window import Sampled, Window
 from labkit.declare import Choice, Range
 from labkit.errors import LabError
-from labkit.tolerance import depth, tolerance
 
 Build = Callable[[], tuple[nn.Module, Callable[[list[Any]], object]]]
 Met = list[tuple[int, dict[str, Tensor]]]  # microbatches that moved weights saw, and those weights
 MOST = 16  # microbatches whose gradients are taken at every place where the weights stood
-LEAST = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 4e-2}
 
 
 def audit(
@@ -87,6 +86,9 @@ def audit(
         raise LabError("objective = 'sequence-mean' needs microbatches that can be cut by rows: try 'token-mean'")
     if not references[0].counts.sum() > 0:
         raise LabError("the microbatches have 0 valid tokens: try microbatches with something to predict")
+    if not still[0].gradients.any() and any(each.gradient.any() for each in seen_windows[0].passes):
+        raise LabError("loss_sum gives a copy of the model no gradient: try a loss_sum that computes with its argument")
+    autocast = next((each.autocast for each in seen_windows if each.autocast), None)
     whole = twin.at(states[0]).references([concat(list(microbatches))]) if concat else None
     seen = Seen(
         seen_windows,
@@ -96,7 +98,12 @@ def audit(
         owner,
         microbatches,
         word,
-        _tolerance(model, seen_windows, references[0]),
+        rounding(
+            model,
+            autocast,
+            still[0],
+            lambda: Rounded(model, sampled, loss_sum, autocast).at(states[0]).references(microbatches),
+        ),
         _again(build, sampled, microbatches),
         whole,
         _fewer(build, sampled, microbatches, count),
@@ -221,24 +228,12 @@ def _adds_up(sequences: References, found: References) -> bool:
     return same and bool(sequences.counts.sum() == found.counts.sum())
 
 
-def _tolerance(model: nn.Module, windows: list[Window], found: References) -> float:
-    """What rounding explains: derived where a bound exists, and never less than a few digits of the dtype."""
-    dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
-    coarsest = max([*dtypes, *(each.autocast for each in windows if each.autocast)], key=lambda t: torch.finfo(t).eps)
-    least = LEAST.get(coarsest, 4e-2)
-    try:
-        bound = tolerance(found.gradients, count=len(found.counts), depth=depth(model), dtype=coarsest).value
-    except LabError:
-        return least
-    return max(least, min(bound, 10 * least))
-
-
 def _report(seen: Seen, word: str) -> Report:
     faults, shown = judge(seen)
     window = seen.windows[0]
     N = float(seen.references[0].counts.sum())
     per_optimizer: dict[int, int] = {}
-    for each in window.steps:
+    for each in window.real:
         per_optimizer[each.optimizer] = per_optimizer.get(each.optimizer, 0) + 1
     return Report(
         faults[0].word if faults else word,
@@ -254,7 +249,7 @@ def _report(seen: Seen, word: str) -> Report:
         max(window.schedule.values(), default=0),
         len(window.clips),
         sum(each.skipped for each in seen.windows),
-        _cannot_tell(seen, faults),
+        _cannot_tell(seen, faults, shown),
         tuple(faults),
         counted(seen),
         second_run(seen),
@@ -271,7 +266,7 @@ def _of_sequences(seen: Seen, shown: Judged) -> tuple[float, ...]:
     return tuple((solve(shown.gradient, found.gradients).values * found.counts.sum()).tolist())
 
 
-def _cannot_tell(seen: Seen, faults: list[Fault]) -> tuple[str, ...]:
+def _cannot_tell(seen: Seen, faults: list[Fault], shown: Judged) -> tuple[str, ...]:
     """What would look the same on these microbatches."""
     found, sequences = seen.references[0], seen.sequences[0] if seen.sequences else None
     words = {word for fault in faults for word in fault.alike}
@@ -283,6 +278,11 @@ def _cannot_tell(seen: Seen, faults: list[Fault]) -> tuple[str, ...]:
             "token-mean",
         }
     told = [f"{word} would look the same: take unequal counts, K at least 3" for word in sorted(words)]
+    if shown.scaleless and any(step.summed for step in seen.windows[shown.at].real):
+        told.append("the length of a gradient that an optimizer adds up by itself: try it with SGD")
     if len(seen.windows) == 1 and seen.windows[0].left.any():
         told.append("whether what is left in .grad is cleared before the next window: ask for windows=2")
     return tuple(told)
+
+
+from labkit.audit.across import ranks as ranks  # noqa: E402  (it stands on what is above)

@@ -15,12 +15,14 @@ def steps(window: Window) -> list[Fault]:
     """How often the optimizers stepped."""
     moved: dict[int, int] = {}
     called: dict[int, int] = {}
-    for step in window.steps:
+    for step in window.real:
         moved[step.optimizer] = moved.get(step.optimizer, 0) + step.moved
         called[step.optimizer] = called.get(step.optimizer, 0) + 1
     if not window.steps and torch.equal(window.start, window.end):
         skipped = f" A loss scaler skipped {times(window.skipped)}." if window.skipped else ""
         return [Fault("no-step", f"No optimizer made a step, and no weight moved.{skipped}")]
+    if not window.steps and window.moves > 1:
+        return [Fault("step-per-microbatch", f"The weights were moved by hand {times(window.moves)} in one window.")]
     most, often = max(moved.values(), default=0), max(called.values(), default=0)
     if most > 1:
         return [Fault("step-per-microbatch", f"The optimizer stepped {times(most)} in one window.")]
@@ -45,7 +47,7 @@ def cadence(seen: Seen) -> list[Fault]:
     faults = []
     window = seen.windows[-1]
     stepped = {step.optimizer: 0 for step in window.steps}
-    for step in window.steps:
+    for step in window.real:
         stepped[step.optimizer] += 1
     for key, (first, end) in window.counts.items():
         before = seen.windows[-2].counts.get(key, (0.0, 0.0))[1] if len(seen.windows) > 1 else _fresh(first, seen.K)

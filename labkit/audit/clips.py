@@ -15,13 +15,15 @@ def reached(seen: Seen, window: Window) -> tuple[Tensor, list[Fault]]:
     passes = window.before
     brought = sum((each.gradient for each in passes), torch.zeros_like(window.start))
     per_optimizer: dict[int, int] = {}
-    for step in window.steps:
+    for step in window.real:
         per_optimizer[step.optimizer] = per_optimizer.get(step.optimizer, 0) + 1
     if not window.steps:
-        return _by_yourself(seen, window, brought), []
+        return _by_yourself(seen, window, brought)
     if max(per_optimizer.values()) > 1:
         return brought, []
-    final = sum((step.gradient for step in window.steps), torch.zeros_like(window.start))
+    final = sum((step.gradient for step in window.real), torch.zeros_like(window.start))
+    if any(step.summed for step in window.real):
+        return _summed(window, final), []
     early = [each for each in window.unscaled if each[0] < len(passes)]
     if early:
         what = f"unscale_ ran after {early[0][0]} of {len(passes)} backward passes"
@@ -31,14 +33,25 @@ def reached(seen: Seen, window: Window) -> tuple[Tensor, list[Fault]]:
     return _clipped(seen, window, final, brought)
 
 
-def _by_yourself(seen: Seen, window: Window, brought: Tensor) -> Tensor:
-    """Where no optimizer of torch stepped: the gradient that the weights followed, if they followed one."""
+def _by_yourself(seen: Seen, window: Window, brought: Tensor) -> tuple[Tensor, list[Fault]]:
+    """Where no optimizer of torch stepped: the gradient that the weights followed, or that was there as they moved."""
     moved = window.start - window.end
-    for each in (window.left, brought):
-        rate = float(moved @ each / (each @ each)) if each.any() else 0.0
+    if window.moves > 1:
+        return brought, []
+    for each in (window.left, window.hand, brought):
+        rate = float(moved @ each / (each @ each)) if len(each) and each.any() else 0.0
         if rate > 0 and near(moved, rate * each, 1e-4):
-            return each
-    return brought if not moved.any() or window.left.any() else moved * float(brought.norm() / moved.norm())
+            return each, []
+    if len(window.hand) and window.hand.any():
+        return _clipped(seen, window, window.hand, brought)
+    return brought if not moved.any() or window.left.any() else moved * float(brought.norm() / moved.norm()), []
+
+
+def _summed(window: Window, total: Tensor) -> Tensor:
+    """What an optimizer stepped with that adds gradients up by itself: the sum, or the share of it that moved it."""
+    moved, rate = window.start - window.end, max(step.rate for step in window.real)
+    share = float(moved @ total / (total @ total)) if rate and total.any() else 0.0
+    return total * share / rate if share > 0 and near(moved, share * total, 1e-4) else total
 
 
 def _clipped(seen: Seen, window: Window, final: Tensor, brought: Tensor) -> tuple[Tensor, list[Fault]]:
@@ -50,7 +63,7 @@ def _clipped(seen: Seen, window: Window, final: Tensor, brought: Tensor) -> tupl
         what = f"The gradient was clipped to {limit} after {inside[0].passes} of {len(passes)} backward passes"
         unclipped = _unclipped(window, final)
         return unclipped, [Fault("clip-per-microbatch", f"{what}, {times(len(inside))} in all.")]
-    after = [clip for clip in window.clips if clip.passes == len(passes)]
+    after = [clip for clip in window.clips if clip.passes == len(passes) and clip.size > 0]
     if after:
         clip = after[0]
         unscaled_later = any(clock > clip.clock for _, clock in window.unscaled)

@@ -73,6 +73,7 @@ class Judged:
     right: Tensor
     weights: Weights
     faults: list[Fault]
+    scaleless: bool = False  # whether a common factor says nothing
 
     @property
     def error(self) -> float:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
 from labkit.audit.cadence import cadence, layers, steps
 from labkit.audit.clips import reached
 from labkit.audit.facts import SCALELESS, Fault, Judged, Seen, near, solve
 from labkit.audit.naming import objective
-from labkit.audit.weights import name
+from labkit.audit.weights import hidden, name
+from labkit.audit.window import Window
 from labkit.fit import Weights
 
 ORDER = (
@@ -54,10 +56,18 @@ def _window(seen: Seen, at: int) -> Judged:
         return Judged(at, gradient, right, nothing, [*faults, *steps(window)])
     faults = [*steps(window), *allowed]
     judged = Judged(at, gradient, right, solve(gradient, found.gradients), faults)
-    if any(fault.word in SCALELESS for fault in faults) and window.scale == 1.0:
+    if _scaleless(window, gradient, faults):
         scale = float(gradient @ right / (right @ right))
-        judged = Judged(at, gradient / scale if scale > 0 else gradient, right, judged.weights, faults)
-        gradient = judged.gradient
-    if not near(gradient, right, seen.tolerance):
+        gradient = gradient / scale if scale > 0 else gradient
+        judged = Judged(at, gradient, right, solve(gradient, found.gradients), faults, scaleless=True)
+    if not near(gradient, right, seen.tolerance) or hidden(seen, at, judged):
         faults += name(seen, at, judged)
     return judged
+
+
+def _scaleless(window: Window, gradient: Tensor, faults: list[Fault]) -> bool:
+    """Whether the length of the gradient is not the one that was stepped with."""
+    if any(fault.word in SCALELESS for fault in faults):
+        return window.scale == 1.0
+    summed = sum((step.gradient for step in window.real if step.summed), torch.zeros_like(gradient))
+    return bool(summed.any()) and torch.equal(summed, gradient)

@@ -52,6 +52,7 @@ def named(
     for word in WEIGHTS:
         weights = rules.rule(word).weights(_counted(found.counts)) / N
         yield Named(word, weights @ found.gradients, "")
+    yield Named("token-sum", found.gradients.sum(0) / K, "The sums were divided by the accumulation steps.", rare=True)
     last = found.gradients[-1]
     for what, weight in (("mean", 1 / n[-1]), ("mean over K", 1 / (K * n[-1])), ("sum", 1.0)):
         if n[-1] > 0:
@@ -62,12 +63,16 @@ def named(
         sizes = torch.bincount(owner, minlength=K).double()[owner]
         within = (share / sizes) @ sequences.gradients / K
         yield Named("sequence-means", within, "Averaged in each microbatch first.", rare=True)
+    rows = torch.bincount(owner, minlength=K).double()
+    if len(rows) == K and rows.all():
+        weighted = (rows / rows.sum() * inverse(n)) @ found.gradients
+        yield Named("mean-of-means", weighted, "Every mean was weighted by its number of rows.", rare=True)
     for word, sizes_, said in denominators(microbatches, n):
         total = sizes_.sum()
         yield Named(word, found.gradients.sum(0) / total, f"Every sum was divided by {int(total)}, {said}.")
         yield Named(word, (1 / sizes_) @ found.gradients / K, f"Every mean was taken over {said}.")
     for drop in (1, 0) if len(inputs) == K else ():  # of what a step made by itself, only this is seen
-        places = sum(rows * (columns - drop) for rows, columns in inputs)
+        places = sum(height * (columns - drop) for height, columns in inputs)
         if places not in (0, N):
             yield Named(
                 "padded-count",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from labkit.audit.copies import copied
 from labkit.audit.window import Sampled
 from labkit.errors import LabError
 
@@ -73,9 +73,11 @@ class References:
 class Model64:
     """A float64 copy of a model, to which any weights of the original may be given."""
 
+    autocast: torch.dtype | None = None
+
     def __init__(self, model: nn.Module, sampled: Sampled, loss_sum: LossSum) -> None:
         self.sampled, self.loss_sum = sampled, loss_sum
-        self.model = copy.deepcopy(model)
+        self.model = copied(model)
         self.double = all(p.device.type != "mps" for p in model.parameters())
         if self.double:
             self.model.double()
@@ -102,7 +104,9 @@ class Model64:
 
     def _one(self, microbatch: Any) -> tuple[Tensor, float, float]:
         given = mapped(microbatch, self._cast)
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        kind = next(self.model.parameters()).device.type
+        cast = torch.autocast(kind, self.autocast, enabled=self.autocast is not None)
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), cast:
             torch.manual_seed(0)
             found = self.loss_sum(self.model, given)
         try:
@@ -118,3 +122,11 @@ class Model64:
 
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.double() if self.double and tensor.is_floating_point() else tensor
+
+
+class Rounded(Model64):
+    """A copy in the precision that the step computes in, to see what that loses."""
+
+    def __init__(self, model: nn.Module, sampled: Sampled, loss_sum: LossSum, autocast: torch.dtype | None) -> None:
+        self.sampled, self.loss_sum, self.autocast = sampled, loss_sum, autocast
+        self.model, self.double = copied(model), False

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from labkit.audit.facts import SCALELESS, Fault, Judged, Seen, near, solve
-from labkit.audit.naming import inverse, named, objective, whole
+from labkit.audit.naming import Named, inverse, named, objective, whole
 from labkit.audit.references import References
 from labkit.declare import percent, three
 
@@ -19,14 +19,9 @@ def name(seen: Seen, at: int, judged: Judged) -> list[Fault]:
     if not gradient.any() and seen.windows[at].passes and not seen.windows[at].left.any():
         said = "The gradients were cleared between the last backward and the step: nothing reached the optimizer"
         return [Fault("unknown", f"{said}.")]
-    sequences = seen.sequences[at] if seen.sequences else None
     if carried := _carried(seen, at, gradient):
         return carried
-    names = [
-        each
-        for each in named(found, sequences, seen.owner, seen.microbatches, seen.windows[at].inputs)
-        if near(gradient, each.gradient, seen.tolerance)
-    ]
+    names = _nearest(_within(seen, at, gradient), gradient)
     alike = tuple(dict.fromkeys(each.word for each in names if each.rare))
     names = [each for each in names if not each.rare] or names
     words = list(dict.fromkeys(each.word for each in names))
@@ -42,7 +37,36 @@ def name(seen: Seen, at: int, judged: Judged) -> list[Fault]:
     return []
 
 
+def _nearest(names: list[Named], gradient: Tensor) -> list[Named]:
+    """Those that nothing tells apart: where digits are few, several may lie within what rounding explains."""
+    return [each for each in names if not any(_rather(gradient, other.gradient, each.gradient, 0.2) for other in names)]
+
+
+def _rather(gradient: Tensor, one: Tensor, other: Tensor, least: float) -> bool:
+    """Whether a gradient is the one prediction and not the other, which lie `least` times its rounding apart."""
+    apart, off = float((one - other).norm()), float((gradient - one).norm())
+    share = (float((gradient - other).norm()) ** 2 - off**2) / max(apart**2, 1e-300)  # 1: the one, -1: the other
+    return share > 0.5 and apart > max(least * off, 1e-12 * float(gradient.norm()))
+
+
+def hidden(seen: Seen, at: int, judged: Judged) -> bool:
+    """Whether a rule other than the right one fits better, although rounding could explain the difference."""
+    return any(
+        _rather(judged.gradient, each.gradient, judged.right, 1.0) for each in _within(seen, at, judged.gradient)
+    )
+
+
+def _within(seen: Seen, at: int, gradient: Tensor) -> list[Named]:
+    """The rules whose prediction is the gradient, up to rounding."""
+    sequences = seen.sequences[at] if seen.sequences else None
+    every = named(seen.references[at], sequences, seen.owner, seen.microbatches, seen.windows[at].inputs)
+    return [each for each in every if near(gradient, each.gradient, seen.tolerance)]
+
+
 CHOOSE = "choose microbatches of unequal counts, K at least 3"
+
+
+WHOLE = 0.02  # a factor this near to a whole number is one
 
 
 def _factors(judged: Judged, found: References) -> str:
@@ -61,7 +85,7 @@ def _scaled(seen: Seen, at: int, judged: Judged, found: References) -> list[Faul
     """A gradient in a right or known direction, with a length of its own."""
     n, gradient = found.counts, judged.gradient
     means = inverse(n) @ found.gradients
-    loose = any(fault.word in SCALELESS for fault in judged.faults)
+    loose = judged.scaleless or any(fault.word in SCALELESS for fault in judged.faults)
     directions = [("", judged.right), ("mean-of-means", means), ("", found.gradients.sum(0))]
     if loose and seen.sequences:
         directions.append(("sequence-means", objective("sequence-mean", found, seen.sequences[at])))
@@ -69,15 +93,17 @@ def _scaled(seen: Seen, at: int, judged: Judged, found: References) -> list[Faul
         factor = float(gradient @ direction / (direction @ direction)) if direction.any() else 0.0
         if factor <= 0 or not near(gradient, factor * direction, seen.tolerance):
             continue
-        divisor = whole(1 / factor, 10 * seen.tolerance)
+        digits = min(10 * seen.tolerance, WHOLE)
+        divisor = whole(1 / factor, digits)
         if _clipped_by_hand(seen, at):
             return [Fault(word, f"{_factors(judged, found)}; then the length was cut.")] if word else []
         if loose:
-            return [Fault(word, f"{_factors(judged, found)}.")] if word else []
+            alike = ("sum-of-means",) if judged.scaleless and word == "mean-of-means" and not judged.faults else ()
+            return [Fault(word, f"{_factors(judged, found)}.", alike)] if word else []
         if word and divisor and divisor > seen.K:
             said = f"{seen.K} means were divided by {divisor}"
             return [Fault("tail-divided-by-k", f"{_factors(judged, found)}: {said}.")]
-        declared = whole(seen.K / factor, 10 * seen.tolerance)
+        declared = whole(seen.K / factor, digits)
         if not word and divisor and (divisor >= seen.K or not declared):
             return [Fault("double-division", f"{_factors(judged, found)}: divided by {divisor} once more.")]
         if not word and declared and declared > seen.K:
@@ -129,8 +155,10 @@ def _carried(seen: Seen, at: int, gradient: Tensor) -> list[Fault]:
     """Gradients of the window before in this one."""
     if at == 0:
         return []
-    own, before = seen.references[at], seen.windows[at - 1].left
-    if not before.any():
+    own, earlier = seen.references[at], seen.windows[at - 1]
+    brought = sum((each.gradient for each in earlier.passes), torch.zeros_like(gradient))
+    before = earlier.left if earlier.left.any() else brought  # in buffers that only the step knows
+    if not before.any() or (before is brought and solve(gradient, own.gradients).residual <= seen.tolerance):
         return []
     apart = torch.stack([before * step.mine for step in seen.windows[at].steps] or [before])
     rows = torch.cat([own.gradients, apart[apart.any(1)]])

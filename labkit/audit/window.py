@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -65,6 +65,9 @@ class Step:
     decay: bool
     before: Tensor
     moved: bool = False
+    inner: bool = False  # it called another step, which met this gradient
+    summed: bool = False  # its gradient is the sum of what it was called with, before what it makes of that
+    gathers: bool = False  # it moved nothing, and only added its gradient to a buffer of the optimizer
 
 
 @dataclass
@@ -94,6 +97,8 @@ class Window:
     forgot: dict[int, int] = field(default_factory=dict)  # how often each buffer was made smaller
     unscaled: list[tuple[int, int]] = field(default_factory=list)  # passes before each, and its clock
     scale: float = 1.0
+    hand: Tensor = field(default_factory=lambda: torch.zeros(0))  # gradient when weights were first changed by hand
+    moves: int = 0  # how often the weights were found elsewhere
     skipped: int = 0  # optimizer steps that the scaler left out
     autocast: torch.dtype | None = None
     inputs: list[tuple[int, int]] = field(default_factory=list)  # shape of the first [b, T] that each forward was given
@@ -106,3 +111,19 @@ class Window:
     def before(self) -> list[Pass]:
         """The backward passes that the last optimizer step could see; all, where there is no step."""
         return self.passes[: max((step.passes for step in self.steps), default=len(self.passes))]
+
+    @property
+    def real(self) -> list[Step]:
+        """The steps, without calls that only wait for the others of their window."""
+        found: list[Step] = []
+        for key in dict.fromkeys(step.optimizer for step in self.steps):
+            own = [step for step in self.steps if step.optimizer == key]
+            moved = [step for step in own if step.moved]
+            if any(step.inner for step in own):
+                found += [step for step in own if step.inner or step.moved]
+            elif sum(step.gathers for step in own) > 1 and len(moved) == 1:
+                total = torch.stack([step.gradient for step in own]).sum(0)
+                found.append(replace(moved[0], gradient=total, size=float(total.norm()), summed=True))
+            else:
+                found += own
+        return found

@@ -1,0 +1,6 @@
+"""Accelerate's accumulate(), as its documentation has it."""
+
+from accelerated import build
+from tiny import loss_sum, window
+
+microbatches, windows = window(), 2

@@ -1,0 +1,11 @@
+"""A Trainer as it comes, with a Llama."""
+
+from tiny import llama, loss_sum, trained, window
+
+microbatches, windows = window(), 2
+
+
+def build():
+    """A fresh model and its step."""
+    model = llama()
+    return model, trained(model)

@@ -1,0 +1,49 @@
+"""How far rounding alone takes a gradient: a bound where digits are many, measured where they are few."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from labkit.audit.references import References
+from labkit.errors import LabError
+from labkit.tolerance import depth, tolerance, unit_roundoff
+
+LEAST = {torch.float64: 1e-10, torch.float32: 2e-5}
+MOST = 0.4  # in half precision, where it cannot be tried
+MARGIN = 4.0  # another scale of the loss and another order of the terms round otherwise than the trial
+
+
+def rounding(
+    model: nn.Module, autocast: torch.dtype | None, right: References, trial: Callable[[], References]
+) -> float:
+    """The relative error that rounding explains, never less than a few digits of the dtype.
+
+    In half precision a bound would explain anything. There `trial` runs the same microbatches in that precision: MARGIN
+    times what they lose by it, and what a sum in .grad loses, is explained.
+    """
+    dtype = max([*_dtypes(model), *([autocast] if autocast else [])], key=lambda each: torch.finfo(each).eps)
+    if dtype not in LEAST:
+        return _tried(model, right, trial)
+    try:
+        bound = tolerance(right.gradients, count=len(right.counts), depth=depth(model), dtype=dtype).value
+    except LabError:
+        return LEAST[dtype]
+    return max(LEAST[dtype], min(bound, 10 * LEAST[dtype]))
+
+
+def _tried(model: nn.Module, right: References, trial: Callable[[], References]) -> float:
+    try:
+        lost = (trial().gradients - right.gradients).norm(dim=1).sum()
+    except Exception:  # an operation that is not there in this precision
+        return MOST
+    added = len(right.counts) * max(unit_roundoff(dtype) for dtype in _dtypes(model))
+    found = float(MARGIN * lost / right.gradients.sum(0).norm()) + added
+    return min(found, MOST) if math.isfinite(found) else MOST
+
+
+def _dtypes(model: nn.Module) -> list[torch.dtype]:
+    return [p.dtype for p in model.parameters() if p.is_floating_point()]
