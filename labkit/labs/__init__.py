@@ -7,8 +7,12 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from labkit.labs._classroom import class_board
 from labkit.labs._doctor import Installation as installation
+from labkit.labs._handin import report
 from labkit.labs._lab import Lab
+from labkit.labs._open import projector
+from labkit.labs._overview import overview as map
 from labkit.labs._panel import check, errors
 
 __all__ = [
@@ -18,29 +22,41 @@ __all__ = [
     "audit",
     "batch",
     "cadence",
+    "casebook",
     "check",
+    "class_board",
     "clipping",
+    "data_parallel",
     "errors",
     "installation",
+    "map",
     "memory",
     "noise",
     "normalization",
     "packing",
+    "pipeline",
+    "projector",
+    "report",
     "roofline",
     "shown",
+    "throughput",
 ]
 
 _TOPICS = (
     "batch",
     "roofline",
     "accumulation",
+    "data_parallel",
+    "pipeline",
     "normalization",
     "cadence",
     "clipping",
     "memory",
+    "throughput",
     "noise",
     "packing",
     "audit",
+    "casebook",
 )
 
 
@@ -71,6 +87,30 @@ def accumulation(experiment: str = "", **values: Any) -> Lab:
     ['by_hand']
     """
     return _topic("accumulation", experiment, values)
+
+
+def data_parallel(experiment: str = "", **values: Any) -> Lab:
+    """Data parallel: recipes, no_sync and buckets on real ranks, what an all-reduce costs, ranks that are not alike.
+
+    >>> data_parallel("recipes", ranks=3).values["ranks"]
+    3
+    """
+    from labkit import workers
+
+    workers.warm()  # the ranks load torch while the learner reads
+    return _topic("data_parallel", experiment, values)
+
+
+def pipeline(experiment: str = "", **values: Any) -> Lab:
+    """Pipeline: losses and scale_grads, batches that do not divide, a step in time, the bubble, the best M.
+
+    >>> pipeline("bubble", ranks=3).values["ranks"]
+    3
+
+    The experiments run in processes of their own, which begin to load here.
+    """
+    importlib.import_module("labkit.workers").warm()
+    return _topic("pipeline", experiment, values)
 
 
 def normalization(experiment: str = "", **values: Any) -> Lab:
@@ -109,6 +149,15 @@ def clipping(experiment: str = "", **values: Any) -> Lab:
     return _topic("clipping", experiment, values)
 
 
+def throughput(experiment: str = "", **values: Any) -> Lab:
+    """Throughput: steps by the size of a microbatch, what is faster about them, whether it can be told, a data loader.
+
+    >>> throughput("decision", runs=9).values["runs"]
+    9
+    """
+    return _topic("throughput", experiment, values)
+
+
 def noise(experiment: str = "", **values: Any) -> Lab:
     """Noise and learning rate: what averaging does, the noise scale, what a larger batch is good for, warmup, decay.
 
@@ -136,6 +185,15 @@ def audit(experiment: str = "", **values: Any) -> Lab:
     return _topic("audit", experiment, values)
 
 
+def casebook(experiment: str = "", **values: Any) -> Lab:
+    """The casebook: one fault that was shipped, beside the right loop, and all of them in one picture.
+
+    >>> casebook("case", case="B07 mean of rank means").values["case"]
+    'B07 mean of rank means'
+    """
+    return _topic("casebook", experiment, values)
+
+
 def shown(found: Any) -> Any:
     """The Report of an audit as a picture, or the findings of `inspect` as a table.
 
@@ -158,4 +216,6 @@ def all() -> dict[str, Callable[..., Lab]]:
 def _topic(name: str, experiment: str, values: dict[str, Any]) -> Lab:
     found = importlib.import_module(f"labkit.labs._{name}").EXPERIMENTS
     chosen = [kind for kind in found if kind.name == experiment] if experiment else builtins.list(found)
-    return Lab([kind() for kind in chosen or found], experiment, **values)
+    lab = Lab([kind() for kind in chosen or found], experiment, **values)
+    lab.topic = name
+    return lab
