@@ -1,4 +1,4 @@
-"""The command line: python -m labkit audit package.module:build."""
+"""The command line: python -m labkit audit package.module:build, python -m labkit accept file.py."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from labkit.acceptance import Record, accept
+from labkit.acceptance.record import ADOPT, REJECT
 from labkit.audit import audit
 from labkit.audit.report import Report
 from labkit.declare import three
@@ -18,6 +20,10 @@ RIGHT, FAULTS, NO_VERDICT = 0, 1, 2
 ABOUT = """\
 The module also has `microbatches` (a list) and `loss_sum(model, microbatch)`; if it likes, `concat`, `windows` and
 `objective`. Exit status: 0 the step is right, 1 it has faults, 2 it could not be judged."""
+ABOUT_ACCEPT = """\
+The module has `base` and `candidate` (each gives a model and its step), `microbatches`, or `base_microbatches` and
+`candidate_microbatches`, `loss_sum(model, microbatch)` and `invariant` ("systems" or "large-batch"); if it likes,
+`concat`, `objective`, `windows`, `runs` and `margin`. Exit status: 0 adopt, 1 reject, 2 cannot tell or no verdict."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,28 +40,71 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_argument("--json", action="store_true", help="the report as JSON")
     command.add_argument("--windows", type=int, help="how often the step is called")
     command.add_argument("--objective", help="token-mean, sequence-mean or mean-of-means")
+    command.set_defaults(run=_audit)
+    command = commands.add_parser("accept", help="may a changed step be adopted?", epilog=ABOUT_ACCEPT)
+    command.add_argument("target", help="package.module, or path/to/file.py")
+    command.add_argument("--json", action="store_true", help="the record as JSON")
+    command.add_argument("--out", help="a file for the record as JSON")
+    command.add_argument("--windows", type=int, help="updates of the trace")
+    command.add_argument("--runs", type=int, help="timed runs of each side")
+    command.add_argument("--margin", type=float, help="gain below which a change does not count: 0.03 is 3 %%")
+    command.set_defaults(run=_accept)
     options = parser.parse_args(arguments)
     try:
-        report = _audit(options)
+        status, said = options.run(options)
     except LabError as error:
         print(f"no verdict: {error}")
         return NO_VERDICT
-    print(report.to_json() if options.json else _table(report))
-    return RIGHT if report.right else FAULTS
+    print(said)
+    return int(status)
 
 
-def _audit(options: argparse.Namespace) -> Report:
+def _audit(options: argparse.Namespace) -> tuple[int, str]:
     where, _, name = options.target.partition(":")
     module = _module(where)
     build, microbatches, loss_sum = (_of(module, each) for each in (name or "build", "microbatches", "loss_sum"))
-    return audit(
+    report = audit(
         build,
-        microbatches() if callable(microbatches) else microbatches,
+        _given(microbatches),
         loss_sum,
         concat=getattr(module, "concat", None),
         windows=options.windows or getattr(module, "windows", 1),
         objective=options.objective or getattr(module, "objective", "token-mean"),
     )
+    return RIGHT if report.right else FAULTS, report.to_json() if options.json else _table(report)
+
+
+def _accept(options: argparse.Namespace) -> tuple[int, str]:
+    module = _module(options.target)
+    base, candidate, loss_sum, invariant = (
+        _of(module, each) for each in ("base", "candidate", "loss_sum", "invariant")
+    )
+    names = [
+        next((n for n in (f"{side}_microbatches", "microbatches") if hasattr(module, n)), "microbatches")
+        for side in ("base", "candidate")
+    ]
+    before, after = (_given(_of(module, name)) for name in names)
+    asked = {name: getattr(options, name) for name in ("windows", "runs", "margin")}
+    known = {name: getattr(module, name) for name in (*asked, "concat", "objective") if hasattr(module, name)}
+    known |= {name: value for name, value in asked.items() if value is not None}
+    record = accept(base, candidate, before, loss_sum, invariant=invariant, candidate_microbatches=after, **known)
+    _write(options.out, record)
+    status = {ADOPT: RIGHT, REJECT: FAULTS}.get(record.verdict, NO_VERDICT)
+    return status, record.to_json() if options.json else record.explain()
+
+
+def _write(out: str | None, record: Record) -> None:
+    if out is None:
+        return
+    try:
+        Path(out).write_text(record.to_json() + "\n", encoding="utf-8")
+    except OSError as error:
+        raise LabError(f"{out!r} cannot be written, {error.strerror}: try another --out") from error
+
+
+def _given(microbatches: Any) -> Any:
+    """A list, or what makes one."""
+    return microbatches() if callable(microbatches) else microbatches
 
 
 def _module(where: str) -> Any:

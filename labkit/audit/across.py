@@ -20,7 +20,7 @@ from labkit.audit.facts import Fault, Judged, Seen, near, solve
 from labkit.audit.judge import HIDING
 from labkit.audit.judge import ORDER as ALONE
 from labkit.audit.naming import Named, named
-from labkit.audit.references import Model64, References
+from labkit.audit.references import Model64, References, Rounded
 from labkit.audit.report import Report
 from labkit.audit.rounding import rounding
 from labkit.audit.watch import Watch
@@ -111,7 +111,8 @@ def _watched(build: Any, loss_sum: Any, own: list[Any], windows: int) -> Seen:
     twin = Model64(model, sampled, loss_sum)
     found = [twin.at(state).references(own) for state in states]
     autocast = next((each.autocast for each in seen if each.autocast), None)
-    explained = rounding(model, autocast, found[0], lambda: twin.at(states[0]).references(own))
+    trial = Rounded(model, sampled, loss_sum, autocast)
+    explained = rounding(model, autocast, found[0], lambda: trial.at(states[0]).references(own))
     again = audit._again(bare, sampled, own)
     fewer = audit._try(bare, sampled, own[:-1], windows) if _all(len(own) > 1) else None
     owner = torch.arange(len(own))

@@ -42,7 +42,7 @@ def _tried(model: nn.Module, right: References, trial: Callable[[], References])
         return MOST
     added = len(right.counts) * max(unit_roundoff(dtype) for dtype in _dtypes(model))
     found = float(MARGIN * lost / right.gradients.sum(0).norm()) + added
-    return min(found, MOST) if math.isfinite(found) else MOST
+    return max(min(found, MOST), min(LEAST.values())) if math.isfinite(found) else MOST
 
 
 def _dtypes(model: nn.Module) -> list[torch.dtype]:

@@ -19,10 +19,11 @@ from labkit.audit.inplace import InPlace
 from labkit.audit.masters import Masters
 from labkit.audit.window import Clip, Pass, Sampled, Step, Window
 
-PASSES = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
+# By identity: code that torch.compile made cannot be hashed.
+PASSES = {id(function.__code__) for function in (torch.autograd.backward, torch.autograd.grad)}
 CLIPS = {
-    torch.nn.utils.clip_grad_norm_.__wrapped__.__code__: "norm",  # type: ignore[attr-defined]
-    torch.nn.utils.clip_grad_value_.__wrapped__.__code__: "value",  # type: ignore[attr-defined]
+    id(torch.nn.utils.clip_grad_norm_.__wrapped__.__code__): "norm",  # type: ignore[attr-defined]
+    id(torch.nn.utils.clip_grad_value_.__wrapped__.__code__): "value",  # type: ignore[attr-defined]
 }
 SMALL = 1_000_000  # parameters of a model whose weights are kept wherever they have moved
 
@@ -114,10 +115,10 @@ class Watch:
 
     def _profile(self, frame: FrameType, event: str, value: Any) -> None:
         code = frame.f_code
-        if code in PASSES:
+        if id(code) in PASSES:
             self._pass(event)
-        elif code in CLIPS and event in ("call", "return"):
-            self._clip(CLIPS[code], event, frame)
+        elif id(code) in CLIPS and event in ("call", "return"):
+            self._clip(CLIPS[id(code)], event, frame)
         elif code.co_name in NAMES:
             self._method(code.co_name, event, frame)
 

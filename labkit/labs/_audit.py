@@ -1,4 +1,4 @@
-"""The audit: four loops that look right, and the hunt for a hidden fault."""
+"""The audit: four loops that look right, the hunt for a hidden fault, and the acceptance test of a changed step."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from labkit import hunt, suspects
 from labkit.audit import Report
 from labkit.declare import three
 from labkit.hunt import Hunt, Measured
+from labkit.labs._acceptance import Acceptance, Traces
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment
 from labkit.labs._report import ASPECT, COUNTED, Weighed, told, weight
@@ -160,4 +161,4 @@ def said(measured: Measured) -> str:
     return ", ".join(three(value) if abs(value) > 1e-12 else "0" for value in measured.found)
 
 
-EXPERIMENTS: Sequence[type[Experiment[Any]]] = (Loops, Hidden)
+EXPERIMENTS: Sequence[type[Experiment[Any]]] = (Loops, Hidden, Acceptance, Traces)

@@ -1,0 +1,170 @@
+"""One side of the test: its step called with seeded random numbers, watched or traced, and its gradient in float64."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from labkit.audit import Report, audit, inspect
+from labkit.audit.references import LossSum, Model64, References
+from labkit.audit.watch import Watch
+from labkit.audit.window import Sampled, Window
+from labkit.errors import LabError
+
+Step = Callable[[list[Any]], object]
+Build = Callable[[], tuple[nn.Module, Step]]
+Nudge = Callable[[nn.Module], AbstractContextManager[None]]
+SEED = 0  # of both sides
+EVERY = 2**62  # coordinates looked at
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """All random numbers from a seed, and as they were afterwards.
+
+    >>> with seeded(0): first = torch.rand(())
+    >>> with seeded(0): print(first == torch.rand(()))
+    tensor(True)
+    """
+    python, array = random.getstate(), numpy.random.get_state()
+    with torch.random.fork_rng():
+        random.seed(seed)
+        numpy.random.seed(seed)
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            numpy.random.set_state(array)
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """What training did: the mean loss and the length of its gradient at every place that the weights came to."""
+
+    losses: tuple[float, ...]  # before and after each update
+    norms: tuple[float, ...]
+    first: Tensor  # how the parameters moved in the first update
+    skipped: int  # updates that moved no weight
+
+
+@dataclass(frozen=True, eq=False)
+class Sided:
+    """A side of the test."""
+
+    name: str
+    build: Build
+    microbatches: list[Any]
+    model: nn.Module
+    report: Report
+    window: Window  # the first update, watched
+    random_layers: tuple[str, ...]
+    batch_layers: tuple[str, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Valid tokens of one update."""
+        return sum(self.report.counts)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The coarsest that it computes in."""
+        kinds = [p.dtype for p in self.model.parameters() if p.is_floating_point()]
+        return max([*kinds, *([self.window.autocast] if self.window.autocast else [])], key=_eps)
+
+    @property
+    def gradient(self) -> Tensor:
+        """What reached the optimizer in the first update, before a clip in its place; all of it, float64."""
+        window = self.window
+        clips = [clip for clip in window.clips if clip.passes == len(window.before)]
+        if clips:
+            return clips[0].gradient
+        parts = window.steps or window.passes
+        return torch.stack([each.gradient for each in parts]).sum(0) if parts else torch.zeros_like(window.start)
+
+    @property
+    def delta(self) -> Tensor:
+        """How the parameters moved in the first update."""
+        return self.window.end - self.window.start
+
+
+def look(
+    name: str, build: Build, microbatches: Sequence[Any], loss_sum: LossSum, concat: Any, windows: int, objective: str
+) -> Sided:
+    """A side, audited, inspected and watched in its first update. LabError names the side that raises."""
+    try:
+        report = audit(build, microbatches, loss_sum, concat=concat, windows=windows, objective=objective)
+        with seeded(SEED):
+            model, step = build()
+            findings = inspect(model)
+            window = Watch(model, Sampled(model, EVERY)).call(step, list(microbatches))
+    except LabError as error:
+        raise LabError(f"the {name}: {error}") from error
+    except Exception as error:
+        raise LabError(f"the {name} raises {type(error).__name__}: {error}: try it by itself first") from error
+    layers = [
+        tuple(f"{each.name or 'the model'} ({each.layer})" for each in findings if each.kind == kind)
+        for kind in ("draws random numbers", "looks at the batch")
+    ]
+    return Sided(name, build, list(microbatches), model, report, window, *layers)
+
+
+class Twin:
+    """A float64 copy of a side's model, which takes the weights of either side."""
+
+    def __init__(self, side: Sided, loss_sum: LossSum) -> None:
+        self.side, self.sampled = side, Sampled(side.model, EVERY)
+        self.copy = Model64(side.model, self.sampled, loss_sum)
+
+    @torch.no_grad()
+    def at(self, weights: Tensor) -> References:
+        """The gradient of each of its microbatches' summed loss at these weights, [K, P]."""
+        for p, values in zip(self.copy.model.parameters(), weights.split(self.sampled.sizes), strict=True):
+            p.copy_(values.view_as(p))
+        return self.copy.references(self.side.microbatches)
+
+
+def traced(side: Sided, twin: Twin, windows: int, nudge: Nudge | None = None) -> Trace:
+    """The first `windows` updates of a side, judged by the twin; with a nudge each meets a moved gradient."""
+    losses, norms, skipped = [], [], 0
+    with seeded(SEED):
+        model, step = side.build()
+        weights = [twin.sampled.read(model.parameters())]
+        with nudge(model) if nudge else nullcontext():
+            for _ in range(windows):
+                called(step, side.microbatches)
+                weights.append(twin.sampled.read(model.parameters()))
+                skipped += torch.equal(weights[-1], weights[-2])
+    for each in weights:
+        loss, norm = _judged(twin, each)
+        losses.append(loss)
+        norms.append(norm)
+    return Trace(tuple(losses), tuple(norms), weights[1] - weights[0], skipped)
+
+
+def called(step: Step, microbatches: list[Any]) -> None:
+    """One update."""
+    try:
+        step(list(microbatches))
+    except Exception as error:
+        raise LabError(f"the step raises {type(error).__name__}: {error}: try it by itself first") from error
+
+
+def _judged(twin: Twin, weights: Tensor) -> tuple[float, float]:
+    if not weights.isfinite().all():
+        return math.nan, math.nan
+    found = twin.at(weights)
+    N = float(found.counts.sum())
+    return float(found.losses.sum()) / N, float(found.gradients.sum(0).norm()) / N
+
+
+def _eps(kind: torch.dtype) -> float:
+    return torch.finfo(kind).eps
