@@ -12,9 +12,10 @@ from labkit.acceptance.record import NOT_RUN
 from labkit.acceptance.record import Gate as Gate
 from labkit.acceptance.record import Record as Record
 from labkit.acceptance.record import Side as Side
-from labkit.acceptance.sides import Build, Twin, look
+from labkit.acceptance.sides import Twin, look
 from labkit.acceptance.timing import Clock
 from labkit.audit.references import LossSum
+from labkit.audit.runs import Build
 from labkit.decision import MARGIN, RUNS
 from labkit.declare import Choice, Range
 

@@ -3,47 +3,24 @@
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor, nn
 
 from labkit.audit import Report, audit, inspect
 from labkit.audit.references import LossSum, Model64, References
+from labkit.audit.runs import Build, Step, seeded
 from labkit.audit.watch import Watch
 from labkit.audit.window import Sampled, Window
 from labkit.errors import LabError
 
-Step = Callable[[list[Any]], object]
-Build = Callable[[], tuple[nn.Module, Step]]
 Nudge = Callable[[nn.Module], AbstractContextManager[None]]
 SEED = 0  # of both sides
 EVERY = 2**62  # coordinates looked at
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """All random numbers from a seed, and as they were afterwards.
-
-    >>> with seeded(0): first = torch.rand(())
-    >>> with seeded(0): print(first == torch.rand(()))
-    tensor(True)
-    """
-    python, array = random.getstate(), numpy.random.get_state()
-    with torch.random.fork_rng():
-        random.seed(seed)
-        numpy.random.seed(seed)
-        torch.manual_seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            numpy.random.set_state(array)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
-import numpy
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from labkit.audit.across import ranks as ranks
 from labkit.audit.cadence import counted, one_forward, second_run
 from labkit.audit.facts import Fault, Judged, Seen, near, solve
 from labkit.audit.inspection import Finding as Finding
@@ -22,12 +20,12 @@ from labkit.audit.probes import probe as probe
 from labkit.audit.references import LossSum, Model64, References, Rounded, pieces
 from labkit.audit.report import Report as Report
 from labkit.audit.rounding import rounding
+from labkit.audit.runs import Build, again, built, call, fewer, seeded
 from labkit.audit.watch import Watch
 from labkit.audit.window import Sampled, Window
 from labkit.declare import Choice, Range
 from labkit.errors import LabError
 
-Build = Callable[[], tuple[nn.Module, Callable[[list[Any]], object]]]
 Met = list[tuple[int, dict[str, Tensor]]]  # microbatches that moved weights saw, and those weights
 MOST = 16  # microbatches whose gradients are taken at every place where the weights stood
 
@@ -68,15 +66,15 @@ def audit(
     count = int(Range(1, 100).check("windows", windows, int))
     if not microbatches:
         raise LabError("0 microbatches make no step: try a list of two or more")
-    model, step = _built(build)
+    model, step = built(build)
     sampled = Sampled(model)
     watch = Watch(model, sampled)
     states: list[dict[str, Tensor]] = []
     seen_windows: list[Window] = []
-    with _seeded(0):
+    with seeded(0):
         for _ in range(count):
             states.append({name: each.detach().clone() for name, each in model.state_dict().items()})
-            seen_windows.append(_call(watch, step, microbatches))
+            seen_windows.append(call(watch, step, microbatches))
     twin = Model64(model, sampled, loss_sum)
     still = [twin.at(state).references(microbatches) for state in states]
     met = [list(_met(twin, window, found, microbatches)) for window, found in zip(seen_windows, still, strict=True)]
@@ -104,9 +102,9 @@ def audit(
             still[0],
             lambda: Rounded(model, sampled, loss_sum, autocast).at(states[0]).references(microbatches),
         ),
-        _again(build, sampled, microbatches),
+        again(build, sampled, microbatches),
         whole,
-        _fewer(build, sampled, microbatches, count),
+        fewer(build, sampled, microbatches, count),
     )
     return _report(seen, word)
 
@@ -157,69 +155,6 @@ def _moving(twin: Model64, moved: Met, found: References, microbatches: Sequence
     for at, state in moved:
         rows[at] = twin.at(state).references([microbatches[at]]).gradients[0]
     return References(rows, found.counts, found.losses)
-
-
-def _built(build: Build) -> tuple[nn.Module, Callable[[list[Any]], object]]:
-    made = build()
-    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and callable(made[1])):
-        raise LabError(f"build() gives a {type(made).__name__} and no model with its step: try return model, step")
-    return made
-
-
-def _call(watch: Watch, step: Callable[[list[Any]], object], microbatches: Sequence[Any]) -> Window:
-    try:
-        return watch.call(step, list(microbatches))
-    except LabError:
-        raise
-    except Exception as error:
-        raise LabError(f"the step raises {type(error).__name__}: {error}: try it by itself first") from error
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """All random numbers from a seed, and as they were afterwards."""
-    python, array = random.getstate(), numpy.random.get_state()
-    with torch.random.fork_rng():
-        random.seed(seed)
-        numpy.random.seed(seed)
-        torch.manual_seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            numpy.random.set_state(array)
-
-
-def _again(build: Build, sampled: Sampled, microbatches: Sequence[Any]) -> Window:
-    model, step = _built(build)
-    with _seeded(1):
-        return _call(Watch(model, sampled), step, microbatches)
-
-
-def _fewer(
-    build: Build, sampled: Sampled, microbatches: Sequence[Any], count: int
-) -> Callable[[], list[Window] | None]:
-    """The same without the last microbatch, when it is asked for; None where the step cannot do that."""
-    kept: list[list[Window] | None] = []
-
-    def run() -> list[Window] | None:
-        if not kept:
-            kept.append(_try(build, sampled, microbatches[:-1], count))
-        return kept[0]
-
-    return run
-
-
-def _try(build: Build, sampled: Sampled, microbatches: Sequence[Any], count: int) -> list[Window] | None:
-    if not microbatches:
-        return None
-    model, step = _built(build)
-    watch = Watch(model, sampled)
-    try:
-        with _seeded(0):
-            return [_call(watch, step, microbatches) for _ in range(count)]
-    except LabError:
-        return None
 
 
 def _adds_up(sequences: References, found: References) -> bool:
@@ -283,6 +218,3 @@ def _cannot_tell(seen: Seen, faults: list[Fault], shown: Judged) -> tuple[str, .
     if len(seen.windows) == 1 and seen.windows[0].left.any():
         told.append("whether what is left in .grad is cleared before the next window: ask for windows=2")
     return tuple(told)
-
-
-from labkit.audit.across import ranks as ranks  # noqa: E402  (it stands on what is above)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from labkit import audit, workers
+from labkit import workers
 from labkit.audit.cadence import cadence, counted, layers, second_run, steps
 from labkit.audit.clips import reached
 from labkit.audit.facts import Fault, Judged, Seen, near, solve
@@ -23,6 +23,7 @@ from labkit.audit.naming import Named, named
 from labkit.audit.references import Model64, References, Rounded
 from labkit.audit.report import Report
 from labkit.audit.rounding import rounding
+from labkit.audit.runs import again, built, call, seeded, tried
 from labkit.audit.watch import Watch
 from labkit.audit.window import Sampled, Window
 from labkit.data_parallel import loops
@@ -95,7 +96,7 @@ def _watched(build: Any, loss_sum: Any, own: list[Any], windows: int) -> Seen:
     """What the step does here."""
 
     def bare() -> tuple[nn.Module, Callable[[list[Any]], object]]:
-        model, step = audit._built(build)
+        model, step = built(build)
         if isinstance(model, nn.parallel.DistributedDataParallel):
             inside: nn.Module = model.module
             return inside, step
@@ -104,19 +105,19 @@ def _watched(build: Any, loss_sum: Any, own: list[Any], windows: int) -> Seen:
     model, step = bare()
     sampled = Sampled(model)
     watch, states, seen = Watch(model, sampled), [], []
-    with audit._seeded(0):
+    with seeded(0):
         for _ in range(windows):
             states.append({name: each.detach().clone() for name, each in model.state_dict().items()})
-            seen.append(audit._call(watch, step, own))
+            seen.append(call(watch, step, own))
     twin = Model64(model, sampled, loss_sum)
     found = [twin.at(state).references(own) for state in states]
     autocast = next((each.autocast for each in seen if each.autocast), None)
     trial = Rounded(model, sampled, loss_sum, autocast)
     explained = rounding(model, autocast, found[0], lambda: trial.at(states[0]).references(own))
-    again = audit._again(bare, sampled, own)
-    fewer = audit._try(bare, sampled, own[:-1], windows) if _all(len(own) > 1) else None
+    second = again(bare, sampled, own)
+    fewer = tried(bare, sampled, own[:-1], windows) if _all(len(own) > 1) else None
     owner = torch.arange(len(own))
-    return Seen(seen, found, found[0], None, owner, own, "token-mean", explained, again, None, lambda: fewer)
+    return Seen(seen, found, found[0], None, owner, own, "token-mean", explained, second, None, lambda: fewer)
 
 
 def _all(yes: bool) -> bool:

@@ -17,7 +17,7 @@ from torch.optim import SGD, AdamW
 
 from labkit.corpus import batch, split
 from labkit.data_parallel.loops import on_all_ranks, quiet, replica
-from labkit.nets import next_token_loss, valid_tokens
+from labkit.nets import Transformer, next_token_loss, valid_tokens
 
 microbatches = split(*batch(3, 14, text="made"), 6)
 Step = Callable[[list[Any]], None]
@@ -230,3 +230,25 @@ def no_step() -> Made:
 
 def raises() -> Made:
     raise RuntimeError("no such file")
+
+
+def in_bfloat16(factor: Callable[[list[Any]], float]) -> Made:
+    """A float32 model under autocast, whose rounding is far above float32's."""
+    model = DistributedDataParallel(Transformer(seed=0))
+    optimizer = SGD(model.parameters(), lr=0.01)
+
+    def step(batches: list[Any]) -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            backward(model, batches, factor(batches))
+        optimizer.step()
+
+    return model, step
+
+
+def right_in_bfloat16() -> Made:
+    return in_bfloat16(share)
+
+
+def rank_means_in_bfloat16() -> Made:
+    return in_bfloat16(lambda batches: 1 / sum(valid_tokens(labels) for _, labels in batches))

@@ -100,3 +100,9 @@ def test_what_raises_says_so() -> None:
         audit.ranks("tests.audit.rank_steps:raises")
     with pytest.raises(LabError, match="windows = 0"):
         audit.ranks("tests.audit.rank_steps:right", windows=0)
+
+
+def test_half_precision_on_ranks_is_no_fault_and_hides_none() -> None:
+    report = audit.ranks("tests.audit.rank_steps:right_in_bfloat16")
+    assert report.verdict == "token-mean" and 1e-4 < report.relative_error <= report.tolerance < 0.2, report.explain()
+    assert audit.ranks("tests.audit.rank_steps:rank_means_in_bfloat16").verdict == "rank-means"

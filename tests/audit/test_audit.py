@@ -671,3 +671,20 @@ def test_a_float64_tolerance_is_no_float32_tolerance() -> None:
 
 
 assert labkit.cadence
+
+
+def test_a_compiled_wrapper_of_the_model_is_watched_like_the_model() -> None:
+    def build() -> tuple[nn.Module, Callable[[list[Any]], object]]:
+        model = Transformer(seed=1, length=25)
+        compiled = torch.compile(model, backend="eager")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(microbatches: list[Any]) -> None:
+            optimizer.zero_grad()
+            for tokens, labels in microbatches:
+                next_token_loss(compiled, tokens, labels, "mean").backward()
+            optimizer.step()
+
+        return model, step
+
+    assert audit(build, probe(100), loss_sum).faults == ("sum-of-means",)
