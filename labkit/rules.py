@@ -183,7 +183,7 @@ def none(w: Window) -> Tensor:
 
 
 TABLE: dict[str, Rule] = {}
-TOPICS = ("normalization", "randomness", "cadence", "clipping")  # modules that add rules of their own
+TOPICS = ("normalization", "randomness", "cadence", "clipping", "data_parallel.loops")  # modules that add rules
 
 
 def add(*rules: Rule) -> None:

@@ -103,7 +103,8 @@ MATMUL_TIME = Exercise(
 def matmul_time(function: Function, *, seconds: float = 5.0) -> Verdict:
     """Judge `matmul_time(flop, moved, bandwidth, ceiling)`: the nanoseconds that a kernel takes at the least.
 
-    >>> matmul_time(lambda flop, moved, bandwidth, ceiling: flop / ceiling + moved / bandwidth).sentence.partition("is right: ")[2]
+    >>> verdict = matmul_time(lambda flop, moved, bandwidth, ceiling: flop / ceiling + moved / bandwidth)
+    >>> verdict.sentence.partition("is right: ")[2]
     'that is the sum of both times, and at best one hides behind the other.'
 
     FLOP, bytes, GB/s and GFLOP/s in; max(flop / ceiling, moved / bandwidth) in ns, since 10⁹ is in both rates.

@@ -1,0 +1,38 @@
+"""Communication hooks: what DistributedDataParallel does by itself, and a note of it.
+
+DDP compares the annotations of a hook with the types themselves, so here they may not be strings.
+"""
+
+import time
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket  # torch.distributed has it too, without a type
+
+Span = list[float]  # start and end of an all-reduce, perf_counter seconds
+
+
+def averaged(payload: Tensor) -> torch.futures.Future[Tensor]:
+    """The mean of a bucket over the ranks, on its way: a hook has to divide by W itself."""
+    work = dist.all_reduce(payload.div_(dist.get_world_size()), async_op=True)
+    future: torch.futures.Future[list[Tensor]] = work.get_future()
+    return future.then(lambda done: done.value()[0])
+
+
+def counted(messages: list[int], bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket over the ranks, and note its bytes."""
+    messages.append(bucket.buffer().nbytes)
+    return averaged(bucket.buffer())
+
+
+def timed(spans: list[Span], bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket over the ranks, and note when it left and when its mean was there."""
+    span = [time.perf_counter()]
+    spans.append(span)
+
+    def arrived(done: torch.futures.Future[Tensor]) -> Tensor:
+        span.append(time.perf_counter())
+        return done.value()
+
+    return averaged(bucket.buffer()).then(arrived)
