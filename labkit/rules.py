@@ -183,7 +183,13 @@ def none(w: Window) -> Tensor:
 
 
 TABLE: dict[str, Rule] = {}
-TOPICS = ("normalization", "randomness", "cadence", "clipping", "data_parallel.loops")  # modules that add rules
+TOPICS = (
+    "normalization",
+    "normalization.randomness",
+    "cadence",
+    "clipping",
+    "data_parallel.loops",
+)  # modules that add rules
 
 
 def add(*rules: Rule) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from labkit.stages import built, chunks
+from labkit.pipeline.stages import built, chunks
 
 
 def planned(rank: int, world: int, *, schedule: str, microbatches: int) -> list[tuple[str, int, int]]:

@@ -64,7 +64,7 @@ def work(me):
         progress.passed(f"{me}-{n}")
 threads = [threading.Thread(target=work, args=(f"{sys.argv[1]}-{t}",)) for t in range(2)]
 [t.start() for t in threads]; [t.join() for t in threads]
-from labkit import notices; assert not notices.take()
+from labkit import notices; assert not notices.take
 """
     kernels = [subprocess.Popen([sys.executable, "-c", write, str(k)], cwd=ROOT) for k in range(4)]
     assert [kernel.wait(120) for kernel in kernels] == [0] * 4

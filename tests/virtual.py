@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from labkit import timing
+from labkit.throughput import timing
 
 
 class Clock:
@@ -49,7 +49,7 @@ def set_clock(
     optimizer: float = 2.0**-11,
     per_position: float = 0.0,
 ) -> Clock:
-    """Let everything that `labkit.timing` times take these seconds."""
+    """Let everything that `labkit.throughput.timing` times take these seconds."""
     clock = Clock(launch, per_sequence, optimizer, per_position)
 
     class Transformer(timing.Transformer):

@@ -9,16 +9,16 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-from labkit.casebook.entry import Build, Case, Loop, Numbers, add
-from labkit.nets import Transformer, next_token_loss, valid_tokens
-from labkit.rules import Microbatches
-from labkit.stepping import (
+from labkit.cadence.stepping import (
     Training,
     adam_count_per_microbatch,
     decay_per_microbatch,
     once_per_window,
     schedule_per_microbatch,
 )
+from labkit.casebook.entry import Build, Case, Loop, Numbers, add
+from labkit.nets import Transformer, next_token_loss, valid_tokens
+from labkit.rules import Microbatches
 
 
 def warmed_up(loop: Loop) -> Numbers:

@@ -12,9 +12,9 @@ from torch.optim import SGD, Optimizer
 from labkit.casebook.entry import Build, Case, Loop, Numbers, add
 from labkit.casebook.weights import GRADIENT, Marked
 from labkit.clipping import stepped_with
+from labkit.clipping.ordering import clip_once, clip_running_sum
 from labkit.corpus import made
 from labkit.nets import Transformer, next_token_loss, valid_tokens
-from labkit.orders import clip_once, clip_running_sum
 from labkit.rules import Microbatches
 
 

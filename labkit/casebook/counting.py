@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from labkit.accelerators import ACCELERATORS
+from labkit.batch.plans import Plan, plan
 from labkit.casebook.entry import Case, Loop, Numbers, add
-from labkit.plan import Plan, plan
+from labkit.roofline.accelerators import ACCELERATORS
 
 H100 = ACCELERATORS["H100 SXM 80 GB"]
 SECONDS = 0.5

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as attention
 
 from labkit.casebook.entry import Case, Loop, add
-from labkit.rows import block_causal, positions_of
+from labkit.packing.rows import block_causal, positions_of
 
 
 def plain_causal_attention(values: Tensor, lengths: Sequence[int]) -> Tensor:

@@ -16,8 +16,8 @@ from labkit.audit import Report, audit, probe
 from labkit.declare import quantity, show
 from labkit.device import quota_threads
 from labkit.errors import LabError
+from labkit.hunt.suspects import loss_sum
 from labkit.nets import VOCABULARY
-from labkit.suspects import loss_sum
 
 Loop = Callable[..., Any]
 Numbers = Mapping[str, float]

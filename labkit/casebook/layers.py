@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from labkit.audit import probe
 from labkit.casebook.entry import Build, Case, Loop, Numbers, add
 from labkit.corpus import Batch
-from labkit.hidden import VOCABULARY, WIDTH, Suspect
+from labkit.hunt.hidden import VOCABULARY, WIDTH, Suspect
 from labkit.nets import next_token_loss, valid_tokens
 from labkit.rules import Microbatches
 

@@ -10,10 +10,10 @@ from torch.optim import SGD
 
 from labkit import rules
 from labkit.accumulation import compare
+from labkit.accumulation.equivalence import library_mean, masked_mean
 from labkit.audit import probe
 from labkit.casebook.entry import Build, Case, Loop, Numbers, add
 from labkit.corpus import Batch, made
-from labkit.equivalence import library_mean, masked_mean
 from labkit.nets import IGNORE, VOCABULARY, Transformer, next_token_loss, valid_tokens
 from labkit.rules import Microbatches
 

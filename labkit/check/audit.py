@@ -13,8 +13,8 @@ from labkit.check.verdict import Function, Verdict, aside, refused, within
 from labkit.declare import three
 from labkit.device import quota_threads
 from labkit.errors import LabError
+from labkit.hunt.suspects import loss_sum
 from labkit.nets import IGNORE, VOCABULARY
-from labkit.suspects import loss_sum
 
 EMPTIED = "a microbatch without a valid target"
 # The hidden probes: check, K. Each step is called twice, so that what one window leaves to the next is seen.

@@ -83,7 +83,7 @@ def global_batch(function: Function, *, seconds: float = 5.0) -> Verdict:
       ✗ all three kinds of ranks
       ✗ one replica of many devices
 
-    b × world / (tp × pp × cp) × K. Source: as `labkit.plan`.
+    b × world / (tp × pp × cp) × K. Source: as `labkit.batch.plans`.
     """
     return GLOBAL_BATCH.judge(function, seconds)
 

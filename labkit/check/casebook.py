@@ -18,8 +18,8 @@ from labkit.corpus import Window
 from labkit.declare import three, times
 from labkit.device import quota_threads
 from labkit.errors import LabError
+from labkit.hunt.suspects import loss_sum
 from labkit.nets import IGNORE, VOCABULARY, Transformer
-from labkit.suspects import loss_sum
 
 # What each word of cadence says of one window: the count, its name, and whether it would be K.
 COUNTED = {

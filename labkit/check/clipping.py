@@ -12,18 +12,17 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import SGD
 
-from labkit import scaling
 from labkit.check import sandbox
 from labkit.check.formula import Exercise
 from labkit.check.slips import ALL, ORDER, Slips, predicted, story
 from labkit.check.verdict import ROUNDED, Function, Verdict, aside, listed, refused, within
-from labkit.clipping import taken_apart
+from labkit.clipping import scaling, taken_apart
+from labkit.clipping.ordering import Parts, once
 from labkit.corpus import Batch, batch, split
 from labkit.declare import three, times
 from labkit.device import quota_threads
 from labkit.fit import fit, flat
 from labkit.nets import Transformer
-from labkit.orders import Parts, once
 
 # The hidden windows: check, seeds (one a window, on the same model), K, log2 S, max_norm, and whether the first window
 # overflows. All sequences are equally long, so a mean of means is right.
@@ -90,7 +89,7 @@ def clipped_step(function: Function, *, seconds: float = 5.0) -> Verdict:
     """Judge `step(model, optimizer, scaler, microbatches, max_norm)`: one optimizer step on a list of (tokens, labels).
 
     >>> def step(model, optimizer, scaler, microbatches, max_norm):
-    ...     from labkit.orders import clip_once
+    ...     from labkit.clipping.ordering import clip_once
     ...     clip_once(model, microbatches, optimizer, scaler, max_norm)
     ...     optimizer.zero_grad()
     >>> clipped_step(step).sentence

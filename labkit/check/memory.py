@@ -20,7 +20,7 @@ from labkit.check.watched import Watched
 from labkit.corpus import Batch, batch, split
 from labkit.declare import three, word
 from labkit.device import quota_threads
-from labkit.kept import Kept, Net, watch
+from labkit.memory.saved import Kept, Net, watch
 
 PRAISE = "Right: the gradient of the full batch, and never more than one microbatch's graph, with 2, 4 or 8 of them."
 STEPS = (2, 4, 8)  # K of the hidden windows, two sequences in each microbatch
@@ -54,7 +54,7 @@ def accumulate_memory(function: Function, *, seconds: float = 5.0) -> Verdict:
 
     >>> accumulate_memory(rules.token_mean).passed
     True
-    >>> from labkit.graphs import summed_loss
+    >>> from labkit.memory.graphs import summed_loss
     >>> print(accumulate_memory(summed_loss).sentence.partition(":")[0])
     Eight forwards, then one backward(), and until then every graph is kept
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from labkit import rows
 from labkit.check import sandbox
 from labkit.check.verdict import Function, Verdict, aside, refused, within
 from labkit.nets import IGNORE
+from labkit.packing import rows
 
 CASES: dict[str, list[int]] = {
     "two documents": [3, 2],

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from labkit.bubbles import bubble as right_bubble
 from labkit.check import sandbox
 from labkit.check.formula import Exercise
 from labkit.check.verdict import EMPTY, ROUNDED, Function, Verdict, aside, refused, within
@@ -18,8 +17,9 @@ from labkit.declare import three
 from labkit.device import quota_threads
 from labkit.fit import distance, fit, flat, gradient
 from labkit.nets import IGNORE
-from labkit.piped import sums
-from labkit.stages import LENGTH, data, model
+from labkit.pipeline.stages import LENGTH, data, model
+from labkit.pipeline.step import sums
+from labkit.pipeline.timing import bubble as right_bubble
 from labkit.tolerance import depth, tolerance
 
 BUBBLES: dict[str, Callable[[int, int], float]] = {
@@ -107,7 +107,7 @@ class Run:
 def pipeline_loss(function: Function, scale_grads: bool = True, *, seconds: float = 5.0) -> Verdict:
     """Judge `loss_fn(logits, targets, N)` and the scale_grads that it is handed over with.
 
-    >>> from labkit.stages import share_of_mean, token_mean
+    >>> from labkit.pipeline.stages import share_of_mean, token_mean
     >>> pipeline_loss(share_of_mean, scale_grads=False).passed
     True
     >>> pipeline_loss(share_of_mean).sentence.partition(":")[0]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from labkit.orders import Parts, clip_weight
+from labkit.clipping.ordering import Parts, clip_weight
 
 ORDER = "after the loop scaler.unscale_(optimizer) once, then clip_grad_norm_ once, then scaler.step and scaler.update"
 

@@ -197,7 +197,7 @@ def casebook(experiment: str = "", **values: Any) -> Lab:
 def shown(found: Any) -> Any:
     """The Report of an audit as a picture, or the findings of `inspect` as a table.
 
-    >>> from labkit.suspects import loops
+    >>> from labkit.hunt.suspects import loops
     >>> repr(shown(loops(loop="B"))).splitlines()[0]
     'schedule-per-microbatch'
     """

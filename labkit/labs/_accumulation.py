@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from labkit import accumulation, rules, training
-from labkit.accumulation import Comparison
+from labkit import accumulation, rules
+from labkit.accumulation import Comparison, training
+from labkit.accumulation.training import Trainings
 from labkit.declare import percent, three
 from labkit.labs._canvas import Canvas
 from labkit.labs._equivalence import Equal, Hand, Nothing, Tail
 from labkit.labs._experiment import Experiment
 from labkit.labs._map import WeightMap
 from labkit.remember import remembered
-from labkit.training import Trainings
 
 ROWS, COLUMNS = 32, 32
 

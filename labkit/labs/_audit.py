@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from labkit import hunt, suspects
+from labkit import hunt
 from labkit.audit import Report
 from labkit.declare import three
-from labkit.hunt import Hunt, Measured
+from labkit.hunt import Hunt, Measured, suspects
 from labkit.labs._acceptance import Acceptance, Traces
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment

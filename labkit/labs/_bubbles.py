@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 
-from labkit import bubbles, pipeline, sleepers, slices, stages
-from labkit.bubbles import Bubbles, Timelines, Work
+from labkit import pipeline
 from labkit.declare import percent, three
 from labkit.device import Spread
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment
 from labkit.labs._races import tens
-from labkit.slices import Slices
+from labkit.pipeline import sleepers, stages
+from labkit.pipeline import slicing as slices
+from labkit.pipeline import timing as bubbles
+from labkit.pipeline.slicing import Slices
+from labkit.pipeline.timing import Bubbles, Timelines, Work
 
 NUMBERED = 64  # bars of a picture that carry the number of their microbatch, at most
 

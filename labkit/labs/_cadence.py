@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit import cadence, schedules, stepping, updates
+from labkit import cadence
+from labkit.cadence import schedule as schedules
+from labkit.cadence import stepping, updates
 from labkit.declare import percent, show, three
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment

@@ -7,8 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from labkit import clipping, orders
+from labkit import clipping
 from labkit.clipping import Clips, Ordered
+from labkit.clipping import ordering as orders
 from labkit.declare import percent, three
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment

@@ -6,11 +6,12 @@ import dataclasses
 import math
 from typing import Any
 
-from labkit import compared, decision, timing
+from labkit import decision
 from labkit.declare import percent, three
 from labkit.device import Spread
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment, tables
+from labkit.throughput import compared, timing
 
 RATES = ("steps/s", "positions/s", "valid tokens/s")
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from labkit import accumulation, equivalence, rules
+from labkit import accumulation, rules
+from labkit.accumulation import equivalence
+from labkit.accumulation.equivalence import ByHand, Conditions, Empty
 from labkit.declare import percent, three
-from labkit.equivalence import ByHand, Conditions, Empty
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment
 from labkit.labs._map import WeightMap

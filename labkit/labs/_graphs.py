@@ -7,12 +7,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from labkit import graphs, kept, rules
+from labkit import rules
 from labkit.declare import percent, three
-from labkit.graphs import Classic
-from labkit.kept import Timeline
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment
+from labkit.memory import graphs
+from labkit.memory import saved as kept
+from labkit.memory.graphs import Classic
+from labkit.memory.saved import Timeline
 from labkit.tolerance import Tolerance
 
 MB = 1e6

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from labkit import loader
 from labkit.declare import three
 from labkit.labs._canvas import Canvas
 from labkit.labs._compared import even, scaled
 from labkit.labs._experiment import Experiment
+from labkit.throughput import loader
 
 MS = 1e3
 

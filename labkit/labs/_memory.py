@@ -7,12 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from labkit import kept, memory, rules
+from labkit import memory, rules
 from labkit.declare import percent
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment
 from labkit.labs._graphs import MB, Mistake, amount, equality, top_tick
 from labkit.memory import Parts, Peak, Step, Sweep
+from labkit.memory import saved as kept
 
 
 class Kept(Experiment[Sweep]):

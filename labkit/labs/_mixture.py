@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from labkit import mixture
 from labkit.declare import percent, three
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment
-from labkit.mixture import Mixture, Order
+from labkit.packing import mixing as mixture
+from labkit.packing.mixing import Mixture, Order
 
 
 class Kinds(Experiment[Mixture]):

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from labkit import lockstep, normalization
+from labkit import normalization
 from labkit.declare import percent, three
 from labkit.images import SIZE
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment
 from labkit.labs._randomness import Random, Targets
 from labkit.labs._running import GroupVariance, Padding, Running
+from labkit.normalization import lockstep
 
 LOWEST = 1e-17
 

@@ -10,12 +10,12 @@ import numpy as np
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 
-from labkit import packing, rows
+from labkit import packing
 from labkit.declare import percent, three
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment
 from labkit.labs._mixture import Epoch, Kinds
-from labkit.packing import Boundary, Leak, Positioned, Positions, Waste
+from labkit.packing import Boundary, Leak, Positioned, Positions, Waste, rows
 
 BLUES = LinearSegmentedColormap.from_list("own", ["#a6cbe3", "#0072b2"])
 VERMILIONS = LinearSegmentedColormap.from_list("leaked", ["#f5c8a8", "#d55e00"])

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from labkit import piped, pipeline, stages, tails
+from labkit import pipeline
 from labkit.declare import percent, three
 from labkit.labs._bubbles import Bubble, Cut, Timeline
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment
 from labkit.labs._races import tens
-from labkit.pipeline import Way, Ways, Weighed
-from labkit.tails import Outcome
+from labkit.pipeline import Way, Ways, Weighed, stages, tails
+from labkit.pipeline import step as piped
+from labkit.pipeline.tails import Outcome
 
 LEAST = 2e-17  # an error of 0 is drawn here
 

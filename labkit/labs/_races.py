@@ -6,11 +6,11 @@ import math
 
 import torch
 
-from labkit import races
 from labkit.declare import percent, three
 from labkit.device import Spread
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment
+from labkit.noise import races
 
 
 def tens(low: float, high: float) -> list[float]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from labkit import randomness, streams
 from labkit.declare import percent
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment
+from labkit.normalization import randomness, streams
 from labkit.remember import remembered
 
 

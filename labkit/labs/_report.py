@@ -113,7 +113,7 @@ def weight(value: float, digits: int = 3) -> str:
 def told(report: Report) -> str:
     """The message of a report.
 
-    >>> from labkit.suspects import loops
+    >>> from labkit.hunt.suspects import loops
     >>> told(loops(loop="C")), told(loops(loop="D"))
     ('right: token-mean', 'unshifted-count and clip-per-microbatch')
     """

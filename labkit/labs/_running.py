@@ -6,10 +6,10 @@ import math
 
 import torch
 
-from labkit import running
 from labkit.declare import percent, three
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment
+from labkit.normalization import running_statistics as running
 
 
 class Running(Experiment[running.Running]):

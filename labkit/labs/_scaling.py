@@ -8,12 +8,12 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from labkit import coupled, scaling
-from labkit.coupled import Drift
+from labkit.clipping import coupled, scaling
+from labkit.clipping.coupled import Drift
+from labkit.clipping.scaling import Overflows, Underflow
 from labkit.declare import percent, three
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment
-from labkit.scaling import Overflows, Underflow
 
 LEFT, RIGHT = -46, 26  # log2 of the smallest and the largest entry on the picture
 

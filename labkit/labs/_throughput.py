@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from labkit import throughput, timing
+from labkit import throughput
 from labkit.declare import percent, three
 from labkit.device import Spread
 from labkit.labs._canvas import Canvas
@@ -13,6 +13,7 @@ from labkit.labs._compared import Decision, Tokens, scaled
 from labkit.labs._experiment import Experiment
 from labkit.labs._loader import Loader
 from labkit.labs._races import tens
+from labkit.throughput import timing
 
 MS = 1e3
 

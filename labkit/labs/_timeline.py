@@ -7,8 +7,9 @@ from typing import Any
 
 from matplotlib.ticker import FuncFormatter
 
-from labkit import batch, timeline
+from labkit import batch
 from labkit.batch import Plan, Progress
+from labkit.batch import spans as timeline
 from labkit.declare import percent, three
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment, tables

@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from labkit import translation
+from labkit.cadence import translation
 from labkit.declare import three
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment

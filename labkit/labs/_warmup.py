@@ -6,10 +6,10 @@ import math
 
 import torch
 
-from labkit import warmup
 from labkit.declare import percent, three
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment
+from labkit.noise import warmup
 
 TOP = 1000.0  # η × curvature beyond it is drawn there: the training is lost
 

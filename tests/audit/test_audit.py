@@ -21,10 +21,10 @@ from labkit import accumulation, check, rules
 from labkit.__main__ import main
 from labkit.audit import Report, audit, inspect, probe
 from labkit.audit.judge import ORDER
+from labkit.cadence.stepping import Average, Training
 from labkit.corpus import batch, split
 from labkit.errors import LabError
 from labkit.nets import IGNORE, Transformer, next_token_loss, valid_tokens
-from labkit.stepping import Average, Training
 from tests.audit.steps import Step, steps
 
 STEPS = steps()

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from labkit import check, orders
+from labkit import check
 from labkit.check.clipping import CASES, NEXT_SCALE
 from labkit.check.slips import ALL, CLIPPED, SHARED, UNSCALED, predicted
+from labkit.clipping import ordering as orders
+from labkit.clipping.ordering import Parts
 from labkit.nets import next_token_loss
-from labkit.orders import Parts
 
 torch.set_num_threads(1)
 

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from labkit import check, rows
+from labkit import check
 from labkit.check.packing import CASES, LABEL_SLIPS, MASK_SLIPS
 from labkit.check.verdict import Verdict
+from labkit.packing import rows
 
 Lengths = list[int]
 Function = Callable[..., Any]

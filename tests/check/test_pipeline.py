@@ -14,8 +14,8 @@ from labkit import check
 from labkit.check.pipeline import BATCHES, BUBBLE, scheduled
 from labkit.fit import flat, gradient
 from labkit.nets import IGNORE
-from labkit.piped import piped
-from labkit.stages import LOSSES, data, model
+from labkit.pipeline.stages import LOSSES, data, model
+from labkit.pipeline.step import piped
 
 torch.set_num_threads(1)
 

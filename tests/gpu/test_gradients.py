@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from labkit import accumulation, equivalence, rules
+from labkit import accumulation, rules
+from labkit.accumulation import equivalence
 from labkit.corpus import Batch, batch, made, split, window
 from labkit.fit import distance, fit, flat, gradient
 from labkit.nets import IGNORE, Scalar, Transformer, draw, next_token_loss, sequence_gradients, valid_tokens

@@ -8,9 +8,9 @@ import torch
 from labkit import memory, rules
 from labkit.corpus import batch
 from labkit.fit import distance, flat, gradient
-from labkit.graphs import summed_loss
-from labkit.kept import Net, rounding, watch
 from labkit.memory import allocated, cut
+from labkit.memory.graphs import summed_loss
+from labkit.memory.saved import Net, rounding, watch
 
 pytestmark = pytest.mark.gpu
 

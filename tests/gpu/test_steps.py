@@ -10,10 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from labkit import cadence, corpus, images, lockstep, normalization, randomness, rules, stepping
+from labkit import cadence, corpus, images, normalization, rules
+from labkit.cadence import stepping
 from labkit.corpus import Batch, batch
 from labkit.fit import distance, flat, gradient
 from labkit.nets import Transformer, sequence_gradients
+from labkit.normalization import lockstep, randomness
 from labkit.tolerance import depth, gamma, tolerance
 
 pytestmark = pytest.mark.gpu

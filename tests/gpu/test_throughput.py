@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from labkit import compared, loader, throughput, timing
+from labkit import throughput
 from labkit.corpus import batch
+from labkit.throughput import compared, loader, timing
 
 pytestmark = pytest.mark.gpu
 

@@ -17,9 +17,10 @@ from PIL import Image
 from torch import nn
 
 import labkit
-from labkit import hunt, suspects
+from labkit import hunt
 from labkit.declare import Range
-from labkit.hidden import WORDS
+from labkit.hunt import suspects
+from labkit.hunt.hidden import WORDS
 from labkit.labs import Lab, _cells
 from labkit.labs._audit import EXPERIMENTS
 from labkit.labs._canvas import Canvas

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import labkit
+from labkit.clipping.ordering import ORDERS
 from labkit.declare import Range
 from labkit.labs import Lab, _cells
 from labkit.labs._clipping import EXPERIMENTS, Orders
 from labkit.labs._style import Page
-from labkit.orders import ORDERS
 from tests.labs.driven import drive, drive_anywhere, drive_to_extremes, extremes
 
 

@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import labkit
-from labkit import graphs, memory, rules
+from labkit import memory, rules
 from labkit.declare import Range
 from labkit.labs import Lab, _cells
 from labkit.labs._graphs import amount, apart
 from labkit.labs._memory import EXPERIMENTS
 from labkit.labs._style import Page
-from labkit.memory import Peak
+from labkit.memory import Peak, graphs
 from tests.labs.driven import drive_anywhere, drive_to_extremes
 
 NAMES = [kind.name for kind in EXPERIMENTS]

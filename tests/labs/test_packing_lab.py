@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import labkit
-from labkit import rows
 from labkit.declare import Range, parameters, percent, three
 from labkit.labs import Lab, _cells
 from labkit.labs._packing import EXPERIMENTS
 from labkit.labs._style import Page
+from labkit.packing import rows
 from tests.labs.driven import drive_anywhere, drive_to_extremes
 
 NAMES = [kind.name for kind in EXPERIMENTS]

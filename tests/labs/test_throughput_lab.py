@@ -10,13 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import labkit
-from labkit import compared, loader, throughput
+from labkit import throughput
 from labkit.declare import Range
 from labkit.device import Spread
 from labkit.labs import Lab, _cells
 from labkit.labs._compared import even
 from labkit.labs._style import Page
 from labkit.labs._throughput import EXPERIMENTS
+from labkit.throughput import compared, loader
 from tests.labs.driven import drive, drive_anywhere, drive_to_extremes, extremes, ticks
 from tests.virtual import Clock, set_clock
 

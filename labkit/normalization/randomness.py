@@ -1,0 +1,269 @@
+"""Random layers, random images and recomputation: what shall be equal when the batch is cut another way."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from labkit import rules
+from labkit.declare import Choice, Range, Switch, percent, quantity
+from labkit.fit import Distance, distance, flat
+from labkit.images import ConvNet, Images, Seed, draw, split
+from labkit.normalization.lockstep import accumulated, one_batch, run
+from labkit.normalization.streams import UNITS, Net, augmentation, augmented, contributions, drawn, dropout, keyed
+from labkit.rules import Microbatches, Rule
+from labkit.tolerance import Tolerance, depth, tolerance
+
+
+def redrawn(model: nn.Module, microbatches: Microbatches) -> None:
+    """Every forward draws its dropout masks anew, in the order in which the microbatches come."""
+    B = sum(len(labels) for _, labels in microbatches)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for images, labels in microbatches:
+            loss = F.cross_entropy(model(images), labels, reduction="sum") / B
+            loss.backward()
+
+
+rules.add(
+    Rule(
+        "nondeterministic",
+        redrawn,
+        rules.none,
+        "another gradient for another partition of the same seed, and for another seed of the same partition",
+        "dropout and augmentation off, or their numbers keyed by the example, wherever equality is asked",
+        topic="randomness",
+        changes="the random numbers that each image meets",
+    )
+)
+
+
+# One batch, and K microbatches of it.
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A net, B images with labels, the sizes of K microbatches, and the chance of what is random."""
+
+    net: Net
+    images: Tensor
+    labels: Tensor
+    sizes: list[int]
+    probability: float
+    seed: int
+    aligned: bool
+
+    def numbers(self, widths: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The uniform numbers that one batch meets, and those that its microbatches meet."""
+        B = len(self.labels)
+        if self.aligned:
+            return keyed(B, widths, self.seed), keyed(B, widths, self.seed)
+        return drawn([B], widths, self.seed), drawn(self.sizes, widths, self.seed)
+
+
+Met = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def by_dropout(s: Setting) -> Met:
+    """Masks of one batch and of its microbatches; what each microbatch adds to the gradient; and the right one."""
+    one, parts = (dropout(numbers, s.probability) for numbers in s.numbers(UNITS))
+    found = contributions(s.net, s.images, s.labels, parts, s.sizes)
+    right = contributions(s.net, s.images, s.labels, one, [len(one)])
+    return one.sign(), parts.sign(), found, right[0]
+
+
+def by_augmentation(s: Setting) -> Met:
+    """The same for random images: what was done to each."""
+    one, parts = (augmentation(numbers, s.probability) for numbers in s.numbers([1] * 5))
+    whole = torch.ones(len(one), sum(UNITS))
+    found = contributions(s.net, augmented(s.images, parts), s.labels, whole, s.sizes)
+    right = contributions(s.net, augmented(s.images, one), s.labels, whole, [len(one)])
+    return one, parts, found, right[0]
+
+
+def by_recomputation(s: Setting) -> Met:
+    """The same for masks of torch's own dropout, in the forward and in the recomputation that the backward makes."""
+    met: list[Tensor] = []
+
+    def masked(images: Tensor) -> Tensor:
+        met.append(F.dropout(images.new_ones(len(images), sum(UNITS)), s.probability))
+        logits: Tensor = s.net(images, met[-1])
+        return logits
+
+    found = []
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(s.seed)
+        for images, labels in zip(s.images.split(s.sizes), s.labels.split(s.sizes), strict=True):
+            logits = checkpoint(masked, images, use_reentrant=False, preserve_rng_state=s.aligned)
+            loss = F.cross_entropy(logits, labels, reduction="sum") / len(s.labels)
+            found.append(flat(torch.autograd.grad(loss, list(s.net.parameters()))))
+    forward, again = torch.cat(met[::2]), torch.cat(met[1::2])
+    right = contributions(s.net, s.images, s.labels, forward, [len(forward)])
+    return forward.sign(), again.sign(), torch.stack(found), right[0]
+
+
+SOURCES: dict[str, Callable[[Setting], Met]] = {
+    "dropout": by_dropout,
+    "augmentation": by_augmentation,
+    "recomputation": by_recomputation,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Randomness:
+    """K microbatches beside one batch, from the same seed: which random numbers each image met."""
+
+    source: str = quantity("what is random")
+    aligned: bool = quantity("whether the numbers belong to the image, or recomputation restores the stream")
+    one: Tensor = quantity("in one batch: units kept (1) or dropped (0), images × units; or flip, shift, brightness")
+    parts: Tensor = quantity("the same in K microbatches; for recomputation `one` is forward, `parts` recomputed")
+    differ: float = quantity("share of these entries that differ")
+    gradient: Distance = quantity("the gradient of K microbatches, against the right one")
+    tolerance: Tolerance = quantity("relative error of the gradient that rounding alone explains")
+
+    @property
+    def equal(self) -> bool:
+        """Whether rounding explains the whole difference of the gradients."""
+        return self.gradient.relative_error <= self.tolerance.value
+
+
+def randomness(
+    *,
+    source: Annotated[
+        str, Choice(("dropout", "augmentation", "recomputation"), help="random layers, random images, or masks redrawn")
+    ] = "dropout",
+    aligned: Annotated[
+        bool, Switch(help="on: numbers keyed by the image; a recomputation restores the stream")
+    ] = False,
+    accumulation_steps: Annotated[
+        int, Range(1, 16, unit="microbatches", help="K, microbatches of one optimizer step")
+    ] = 4,
+    probability: Annotated[float, Range(0, 0.9, help="of dropping a unit, and of each change of an image")] = 0.5,
+    images: Images = 24,
+    seed: Seed = 0,
+) -> Randomness:
+    """The same seed, another partition, other random numbers; keyed by the image, the same again.
+
+    >>> randomness().equal, randomness(aligned=True).equal
+    (False, True)
+
+    For recomputation the right gradient is that of the forward that ran, and the masks are torch's own, in
+    torch.utils.checkpoint. float64. Raises LabError for more microbatches than images.
+    """
+    x, y = draw(seed, images)
+    net, sizes = Net(seed), [len(labels) for _, labels in split(x, y, accumulation_steps)]
+    one, parts, found, right = SOURCES[source](Setting(net, x, y, sizes, probability, seed, aligned))
+    allowed = tolerance(found, count=images, depth=depth(net), dtype=torch.float64, result=float(right.norm()))
+    differ = (one != parts).double().mean().item()
+    return Randomness(source, aligned, one, parts, differ, distance(found.sum(0), right), allowed)
+
+
+# What shall be equal?
+
+IMAGES = 24
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """How far the accumulated gradient is from the right one, both averaged over more and more draws."""
+
+    source: str = quantity("what is random")
+    draws: Tensor = quantity("draws averaged over, doubling", "draws")
+    difference: Tensor = quantity("‖mean g − mean G‖ / ‖mean G‖ over so many; NaN: not yet")
+    expected: Tensor = quantity("what chance alone would leave: spread of single draws / √draws; NaN: not yet")
+    done: int = quantity("draws made so far", "draws")
+
+    @property
+    def progress(self) -> float:
+        """Share of the work that is done."""
+        return self.done / int(self.draws[-1])
+
+    @property
+    def measured(self) -> int:
+        """How many of the points are measured."""
+        return int(self.difference.isfinite().sum())
+
+    @property
+    def falls(self) -> bool:
+        """Whether what the last point has beyond chance, difference² − expected², is less than expected²."""
+        if self.measured < 2:
+            return False
+        at = self.measured - 1
+        return bool(self.difference[at] ** 2 < 2 * self.expected[at] ** 2)
+
+    @property
+    def verdict(self) -> str:
+        """The outcome in two sentences."""
+        if self.measured < 2:
+            return "Not enough draws yet."
+        at = self.measured - 1
+        outcome = (
+            "The same distribution: equal on average, never draw by draw."
+            if self.falls
+            else "Not even equal on average: a bias that no number of draws removes."
+        )
+        return (
+            f"Averaged over {self.draws[at]} draws the gradients differ by {percent(float(self.difference[at]))}, "
+            f"where chance alone would leave {percent(float(self.expected[at]))}. {outcome}"
+        )
+
+
+def targets(
+    *,
+    source: Annotated[
+        str, Choice(("dropout", "batch norm"), help="masks drawn anew, or statistics of random microbatches")
+    ] = "dropout",
+    accumulation_steps: Annotated[
+        int, Range(2, 12, unit="microbatches", help="K, microbatches of one optimizer step")
+    ] = 4,
+    draws: Annotated[int, Range(16, 512, log=True, unit="draws", help="draws to average over")] = 128,
+    seed: Seed = 0,
+) -> Iterator[Targets]:
+    """What shall be equal: the function, or its distribution? The accumulated and the right gradient, averaged.
+
+    >>> *_, found = targets(draws=64)
+    >>> found.falls, found.done
+    (True, 64)
+
+    A generator of the result so far, one draw each. 24 images in float64: a net with two layers of dropout, masks
+    unaligned; or a ConvNet with BatchNorm, over random partitions. Chance: the mean of R independent draws of variance
+    V has variance V / R; V is estimated from the draws themselves.
+    """
+    at = [*(count for count in (4, 8, 16, 32, 64, 128, 256) if count < draws), draws]
+    counts, apart = torch.tensor(at), torch.full((len(at),), math.nan, dtype=torch.float64)
+    off, right, squares = torch.zeros(1), torch.zeros(1), 0.0
+    pairs = {"dropout": masks_anew, "batch norm": partitions}[source](accumulation_steps, seed)
+    for done, (g, G) in zip(range(1, draws + 1), pairs, strict=False):
+        off, right, squares = off + (g - G), right + G, squares + float((g - G).square().sum())
+        if done in at:
+            apart[at.index(done)] = off.norm() / done
+        spread = (squares - float(off.square().sum()) / done) / (done - 1) if done > 1 else math.nan
+        scale = right.norm() / done
+        yield Targets(source, counts, apart / scale, (spread / counts.double()).sqrt() / scale, done)
+
+
+def masks_anew(K: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Accumulated and right gradient under dropout of one half, another seed each time."""
+    x, y = draw(seed, IMAGES)
+    net, sizes = Net(seed), [len(labels) for _, labels in split(x, y, K)]
+    for number in itertools.count(1):
+        _, _, found, right = by_dropout(Setting(net, x, y, sizes, 0.5, 10_000 * number + seed, aligned=False))
+        yield found.sum(0), right
+
+
+def partitions(K: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Accumulated and right gradient of a ConvNet with BatchNorm, the images in another random order each time."""
+    x, y = draw(seed, IMAGES)
+    model, generator = ConvNet(seed), torch.Generator().manual_seed(seed)
+    right = run(one_batch, model, [(x, y)]).gradient
+    while True:
+        order = torch.randperm(IMAGES, generator=generator)
+        yield run(accumulated, model, split(x[order], y[order], K)).gradient, right

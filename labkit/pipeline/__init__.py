@@ -1,0 +1,149 @@
+"""Pipeline: what a schedule over real processes does to the gradient, to time and to memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from labkit.cadence.stepping import Seed
+from labkit.declare import Choice, Switch, quantity
+from labkit.fit import Distance, distance, fit
+from labkit.nets import IGNORE
+from labkit.pipeline.slicing import slices as slices
+from labkit.pipeline.stages import LOSSES, Microbatches, Ranks, Schedule, admit, chunks, data, model
+from labkit.pipeline.step import piped, sums
+from labkit.pipeline.tails import indivisible as indivisible
+from labkit.pipeline.timing import bubble as bubble
+from labkit.pipeline.timing import bubbles as bubbles
+from labkit.pipeline.timing import timeline as timeline
+from labkit.tolerance import Tolerance, depth, tolerance
+
+# What a loss and scale_grads do together.
+
+
+@dataclass(frozen=True, eq=False)
+class Weighed(Distance):
+    """The gradient of a pipeline step beside that of the full batch, and the weight of each microbatch in it."""
+
+    loss: str = quantity("what loss_fn returns for a microbatch")
+    scale_grads: bool = quantity("whether the library divides by M after the last backward")
+    counts: Tensor = quantity("n_m, valid tokens of each microbatch", "tokens")
+    weights: Tensor = quantity("fitted weight × N of each microbatch; 1 is right")
+    predicted: Tensor = quantity("the same by algebra")
+    predicted_error: float = quantity("relative error that those weights give")
+    residual: float = quantity("share of the gradient that no weights explain")
+    tolerance: Tolerance = quantity("relative error that rounding alone explains")
+
+    @property
+    def equal(self) -> bool:
+        """Whether rounding explains the whole difference."""
+        return self.relative_error <= self.tolerance.value
+
+
+def losses(
+    *,
+    loss: Annotated[str, Choice(tuple(LOSSES), help="what loss_fn returns for a microbatch")] = "mean",
+    scale_grads: Annotated[bool, Switch(help="the library's default: divide by M after the last backward")] = True,
+    equal: Annotated[bool, Switch(help="12 valid tokens in each microbatch, and not 1, 12, 3, 7")] = False,
+    ranks: Ranks = 2,
+    microbatches: Microbatches = 4,
+    schedule: Schedule = "GPipe",
+    seed: Seed = 0,
+) -> Weighed:
+    """One step of a real pipeline, a process for each rank; the weight that each microbatch got in the gradient.
+
+    >>> found = losses(loss="sum / N")  # divided by N, and then by M = 4
+    >>> [round(weight, 9) for weight in found.weights.tolist()], round(found.relative_error, 9)
+    ([0.25, 0.25, 0.25, 0.25], 0.75)
+
+    float64; a row of 12 tokens is a microbatch. The right gradient is Σ S_m / N, each S_m from a forward of its own in
+    this process. Raises LabError for a number of microbatches that the schedule does not take.
+    """
+    admit(schedule, ranks, microbatches)
+    tokens, targets = data(microbatches, seed, equal)
+    (found,) = piped([(tokens, targets)], ranks, microbatches, schedule, loss, scale_grads, seed)
+    whole, n = model(ranks * chunks(schedule), seed), (targets != IGNORE).sum(1).double()
+    predicted = weights(loss, n) / (microbatches if scale_grads else 1)
+    return weighed(loss, scale_grads, found, sums(whole, tokens, targets), n, predicted, depth(whole))
+
+
+def weights(loss: str, counts: Tensor) -> Tensor:
+    """The weight × N that a loss gives each microbatch's token sum, before the library divides by M.
+
+    >>> weights("mean", torch.tensor([1.0, 3.0]))
+    tensor([4.0000, 1.3333])
+
+    Shapes: counts [M] in, weights [M] out; 1 is right.
+    """
+    N = counts.sum()
+    return {"mean": N / counts, "sum": N * torch.ones_like(counts), "sum / N": torch.ones_like(counts)}[loss]
+
+
+def weighed(
+    loss: str, scale_grads: bool, found: Tensor, S: Tensor, counts: Tensor, predicted: Tensor, roundings: int
+) -> Weighed:
+    """A gradient found [P] beside the right one, Σ S_m / N, and the weights of the S_m [M, P] that it is made of."""
+    N, right = counts.sum(), S.sum(0) / counts.sum()
+    fitted = fit(found, S)
+    return Weighed(
+        **vars(distance(found, right)),
+        loss=loss,
+        scale_grads=scale_grads,
+        counts=counts,
+        weights=fitted.values * N,
+        predicted=predicted,
+        predicted_error=distance(predicted @ S / N, right).relative_error,
+        residual=fitted.residual,
+        tolerance=tolerance(S, count=int(N), depth=roundings, dtype=S.dtype),
+    )
+
+
+# All ways side by side.
+
+
+@dataclass(frozen=True)
+class Way:
+    """One loss with one setting of scale_grads."""
+
+    loss: str = quantity("what loss_fn returns for a microbatch")
+    scale_grads: bool = quantity("whether the library divides by M after the last backward")
+    error: float = quantity("relative error against the full batch, measured")
+    predicted: float = quantity("the same by algebra")
+    right: bool = quantity("whether rounding explains the whole error")
+
+
+@dataclass(frozen=True)
+class Ways:
+    """Three losses, each with scale_grads on and off."""
+
+    ways: tuple[Way, ...] = quantity("the six ways")
+    right: int = quantity("how many of the six are right")
+    bound: float = quantity("relative error that rounding alone explains")
+
+
+def ways(
+    *,
+    equal: Annotated[bool, Switch(help="12 valid tokens in each microbatch, and not 1, 12, 3, 7")] = False,
+    ranks: Ranks = 2,
+    microbatches: Microbatches = 4,
+    schedule: Schedule = "GPipe",
+    seed: Seed = 0,
+) -> Ways:
+    """Every loss with scale_grads on and off, each in a pipeline step of its own.
+
+    >>> [(way.loss, way.scale_grads) for way in ways().ways if way.right]
+    [('sum / N', False)]
+
+    As `losses` six times.
+    """
+    found = [
+        losses(loss=loss, scale_grads=scaled, equal=equal, ranks=ranks, microbatches=microbatches,
+               schedule=schedule, seed=seed)
+        for loss in LOSSES
+        for scaled in (True, False)
+    ]  # fmt: skip
+    rows = tuple(Way(w.loss, w.scale_grads, w.relative_error, w.predicted_error, w.equal) for w in found)
+    return Ways(rows, sum(way.right for way in rows), max(w.tolerance.value for w in found))
