@@ -28,10 +28,10 @@ urllib.request.urlopen("$(CPU_WHEELS)/torch/", timeout=5)
 endef
 export CHECK_WHEELS
 
-.PHONY: help lab voila test lint bench gpu
+.PHONY: help lab voila test test-slow lint bench gpu frameworks hub
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
 
 lab: .venv/lab ## open JupyterLab on the start notebook
 	@$(PY) -m jupyterlab --ServerApp.ip=127.0.0.1 --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb \
@@ -44,6 +44,9 @@ voila: .venv/voila ## show the notebooks as pages without code
 test: lint ## check style and types, then run all tests
 	$(PY) -m pytest
 
+test-slow: .venv/test ## run the tests that take minutes
+	$(PY) -m pytest -m slow tests/workers
+
 lint: .venv/test ## check style and types
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
@@ -54,6 +57,12 @@ bench: .venv/test ## measure how fast the labs answer
 
 gpu: .venv/test ## run the tests that need a GPU, skipped where there is none
 	$(PY) -m pytest tests/gpu
+
+frameworks: .venv/lab ## audit real frameworks, in two environments of 1.5 GB each
+	$(PY) examples/frameworks
+
+hub: .venv/hub ## ten learners on one JupyterHub: memory and waiting times (needs npm)
+	PATH="$$PWD/.venv/hub/node_modules/.bin:$$PATH" $(PY) -m tests.bench.hub
 
 .venv/bin/pip:
 	@"$(PYTHON)" -c "$$CHECK_PYTHON"
@@ -80,3 +89,7 @@ gpu: .venv/test ## run the tests that need a GPU, skipped where there is none
 .venv/voila: .venv/lab
 	$(PIP) install -r requirements.txt -e '.[voila]' voila==0.5.13  # as tested
 	@touch $@
+
+.venv/hub: .venv/test
+	$(PIP) install jupyterhub==6.1.1  # as tested
+	npm install --silent --prefix $@ configurable-http-proxy

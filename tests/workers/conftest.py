@@ -11,10 +11,6 @@ from labkit import workers
 from labkit.workers import Pool
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: takes minutes; run by make test-slow")
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if "slow" not in config.option.markexpr:
         for item in items:
