@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.util
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 
 from labkit.acceptance import Record, accept
 from labkit.acceptance.record import ADOPT, REJECT
-from labkit.audit import audit
+from labkit.audit import audit, ranks
 from labkit.audit.report import Report
 from labkit.declare import three
 from labkit.errors import LabError
@@ -40,6 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_argument("--json", action="store_true", help="the report as JSON")
     command.add_argument("--windows", type=int, help="how often the step is called")
     command.add_argument("--objective", help="token-mean, sequence-mean or mean-of-means")
+    command.add_argument("--ranks", type=int, help="run it on so many data-parallel ranks")
     command.set_defaults(run=_audit)
     command = commands.add_parser("accept", help="may a changed step be adopted?", epilog=ABOUT_ACCEPT)
     command.add_argument("target", help="package.module, or path/to/file.py")
@@ -51,7 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
     command.set_defaults(run=_accept)
     options = parser.parse_args(arguments)
     try:
-        status, said = options.run(options)
+        with contextlib.redirect_stdout(sys.stderr):  # what the step prints is no part of the report
+            status, said = options.run(options)
     except LabError as error:
         print(f"no verdict: {error}")
         return NO_VERDICT
@@ -63,6 +66,10 @@ def _audit(options: argparse.Namespace) -> tuple[int, str]:
     where, _, name = options.target.partition(":")
     module = _module(where)
     build, microbatches, loss_sum = (_of(module, each) for each in (name or "build", "microbatches", "loss_sum"))
+    if options.ranks:
+        windows = options.windows or getattr(module, "windows", 1)
+        report = ranks(f"{module.__name__}:{name or 'build'}", options.ranks, windows=windows)
+        return _said(options, report)
     report = audit(
         build,
         _given(microbatches),
@@ -71,6 +78,10 @@ def _audit(options: argparse.Namespace) -> tuple[int, str]:
         windows=options.windows or getattr(module, "windows", 1),
         objective=options.objective or getattr(module, "objective", "token-mean"),
     )
+    return _said(options, report)
+
+
+def _said(options: argparse.Namespace, report: Report) -> tuple[int, str]:
     return RIGHT if report.right else FAULTS, report.to_json() if options.json else _table(report)
 
 

@@ -6,6 +6,8 @@ import ast
 import json
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -93,3 +95,21 @@ def test_a_module_that_cannot_be_imported_gets_no_verdict(text: str, tmp_path: p
 
 def test_a_missing_file_gets_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", "nowhere.py"]) == 2 and "there is no file 'nowhere.py'" in capsys.readouterr().out
+
+
+def test_what_a_step_prints_does_not_spoil_the_report(tmp_path: pathlib.Path) -> None:
+    chatty = (EXAMPLES[0].read_text()).replace("optimizer.step()", "optimizer.step(); print('loss 1.0')")
+    (tmp_path / "chatty.py").write_text(chatty)
+    command = [sys.executable, "-m", "labkit", "audit", "chatty.py", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert json.loads(done.stdout)["verdict"] == "token-mean" and "loss 1.0" in done.stderr
+
+
+@pytest.mark.parametrize(("name", "status"), [("build", 0), ("rank_means", 1)])
+def test_a_step_in_a_file_on_two_ranks(name: str, status: int, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from labkit.data_parallel.steps import build, loss_sum, microbatches, rank_means\n"
+    )
+    command = [sys.executable, "-m", "labkit", "audit", f"{tmp_path / 'mine.py'}:{name}", "--ranks", "2", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, json.loads(done.stdout)["verdict"]) == (status, "rank-means" if status else "token-mean")
