@@ -25,7 +25,7 @@ from labkit.nets import Transformer, next_token_loss
 
 # The loss of a rank.
 
-DDP = "DDP divides by world, so multiply by it"
+DDP = "multiply by world to take that back"
 
 
 def _over(sum_: float, count: float) -> float:
@@ -78,7 +78,7 @@ def ddp_loss(function: Function, *, seconds: float = 5.0) -> Verdict:
     2 of 5 checks
     For local_sum = 12.0, local_count = 3, global_count = 20, world = 4 your
     function gives 0.6, and 2.4 is right: that is S / N, and DDP divides by
-    the number of ranks once more: DDP divides by world, so multiply by it.
+    the number of ranks once more: multiply by world to take that back.
       ✗ unequal counts
       ✗ two ranks
       ✗ equal counts

@@ -27,6 +27,12 @@ SCALES: dict[str, Callable[[float, int, float, int], float]] = {
     "": _scale,
     BIASED: lambda s2, b, B2, B: _trace(s2, b, B2, B) / B2,
     f"{BIASED}, and the noise between the two is not all of it": lambda s2, b, B2, B: (s2 - B2) * b / B2,
+    "tr Σ / big is in big_norm2 already: take it out, do not add it": lambda s2, b, B2, B: (
+        _trace(s2, b, B2, B) / (B2 + _trace(s2, b, B2, B) / B)
+    ),
+    "in big_norm2 is the noise of the large batch, tr Σ / big, and not that of the small one": lambda s2, b, B2, B: (
+        _trace(s2, b, B2, B) / (B2 - _trace(s2, b, B2, B) / b)
+    ),
     "‖G‖² is not small_norm2, most of which is noise": lambda s2, b, B2, B: _trace(s2, b, B2, B) / s2,
     "small and big are swapped: the small batch has the larger norm": lambda s2, b, B2, B: _scale(s2, B, B2, b),
     "the excess of small_norm2 is tr Σ · (1/small − 1/big): divide by that": lambda s2, b, B2, B: (

@@ -210,7 +210,7 @@ def _instead(lengths: list[int], value: int) -> Tensor:
 
 
 LABEL_SLIPS: dict[str, Callable[[list[int]], Tensor]] = {
-    "Nothing is ignored: set the label of each document's first token to -100.": _tokens,
+    "No boundary is ignored: set the label of each document's first token to -100.": _tokens,
     "The ends are ignored, but the loss shifts the labels: it is the first token that nobody shall predict.": (
         lambda n: rows.wrong_end(_tokens(n), n)
     ),
@@ -238,7 +238,7 @@ def targets(function: Function, *, seconds: float = 5.0) -> Verdict:
 
     >>> print(targets(lambda tokens, lengths: tokens.clone()).sentence)
     In the check “two documents” 1 target crosses a boundary: token 2, the last of document 1, shall predict token 3. \
-Nothing is ignored: set the label of each document's first token to -100.
+No boundary is ignored: set the label of each document's first token to -100.
 
     Labels stand beside their tokens, and the loss shifts them: the label at t + 1 judges the logits at t. So the very
     first label is never used, and may be anything. `seconds` is for all cases together.

@@ -40,7 +40,7 @@ class Weights(Experiment[Comparison]):
     unit = "times"
     note = (
         "Measured: fitted by least squares from the gradient that this loop left. Colour and number: weight × N, "
-        "1 is right. Bars: what the rule's algebra predicts. Blank: no target there. Cross: weight 0."
+        "1 is right; N: the step's valid tokens. Bars: what the rule's algebra predicts. Blank: no target. Cross: 0."
     )
     run = staticmethod(accumulation.weights)
     aspect = 0.62
@@ -99,11 +99,13 @@ class Weights(Experiment[Comparison]):
     def describe(self, result: Comparison) -> str:
         rule = rules.rule(result.rule)
         counts = torch.zeros(int(result.microbatch[-1]) + 1).index_add(0, result.microbatch, result.counts.float())
-        pairs = [f"{three(w)} ({int(n)} tokens)" for n, w in zip(counts, result.token_weights.tolist(), strict=True)]
+        weights = [0.0 if abs(w) < 1e-9 else w for w in result.token_weights.tolist()]
+        pairs = [f"{three(w)} ({int(n)} tokens)" for n, w in zip(counts, weights, strict=True)]
+        one = torch.allclose(result.sequence_weights, result.token_weights[result.microbatch], equal_nan=True)
         fix = "" if rule.right else f" The fix: {rule.fix}."
         return (
-            f"Weight × N of a token, by the valid tokens of its microbatch: {', '.join(pairs)}. "
-            f"What it looks like: {rule.looks_like}.{fix}"
+            f"Weight of a token as a multiple of the right one{'' if one else ', on average'}, by the valid tokens of "
+            f"its microbatch: {', '.join(pairs)}. How it usually looks: {rule.looks_like}.{fix}"
         )
 
 
@@ -205,7 +207,7 @@ class Training(Experiment[Trainings]):
             return f"{int(result.updates[result.reached])} of {int(result.updates[-1])} updates"
         if result.diverged:
             return "A training diverges"
-        return "They differ by more than the seeds" if result.differ else "No difference beyond the spread of the seeds"
+        return "More than the seeds explain" if result.differ else "No more than the seeds explain"
 
     def describe(self, result: Trainings) -> str:
         return result.verdict

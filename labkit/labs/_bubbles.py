@@ -27,8 +27,9 @@ class Timeline(Experiment[Timelines]):
     question = "What share of the ranks’ time is bubble, modelled?"
     unit = "%"
     note = (
-        "Blue: forward, dark: backward, with the microbatch; grey: bubble. Above modelled, below measured: real "
-        "processes and schedules, whose stages sleep. “Keeps”: inputs kept for backward at once, counted."
+        "Blue: forward; black, on a dark page white: backward; the number: the microbatch; grey: bubble. Above "
+        "modelled, below measured: real processes and schedules, whose stages sleep. “Keeps”: inputs kept for "
+        "backward at once, counted."
     )
     run = staticmethod(pipeline.timeline)
     shown = (bubbles.order, bubbles.woven, bubbles.played, bubbles.idle, stages.step, sleepers.Sleep, sleepers.slept)
@@ -175,9 +176,9 @@ class Cut(Experiment[Slices]):
     question = "Which M takes the least time, by its parts?"
     unit = "microbatches"
     note = (
-        "Line: (M + P − 1) · (passes of one microbatch + two messages), each measured apart, the least of 15. Ring: "
-        "its lowest point. Dots: whole steps of the real schedule, median and quartiles. Above the line: the library’s "
-        "own work for each microbatch, and a busy machine."
+        "Line: (M + P − 1) · (passes of one microbatch + two messages), each measured apart while all ranks work, "
+        "the least of 15. Ring: its lowest point. Dots: whole steps of the real schedule, median and quartiles. Above "
+        "the line: the library’s own work for each microbatch, and a busy machine."
     )
     run = staticmethod(pipeline.slices)
     shown = (slices.Layers, slices.there_and_back, slices.echo, slices.taken, slices.sliced, slices.measured)

@@ -194,7 +194,7 @@ class Many(Experiment[Overview]):
     unit = "cases"
     note = (
         "Measured: every case is run, wrong over right, signs left out. Crosses stand left of the line where a number "
-        "is too small. Between the two thin lines: within the factor."
+        "is too small. Between the two dotted lines: within the factor."
     )
     run = staticmethod(casebook.overview)
     aspect = 1.15
@@ -243,7 +243,8 @@ class Many(Experiment[Overview]):
     def headline(self, result: Overview) -> str:
         if result.progress < 1:
             return f"{len(result.ratios)} cases run"
-        return f"{result.near} of {len(result.ratios)} are off by less than a factor {show(result.within)}"
+        verb = "is" if result.near == 1 else "are"
+        return f"{result.near} of {len(result.ratios)} {verb} off by less than a factor {show(result.within)}"
 
     def describe(self, result: Overview) -> str:
         order = sorted(range(len(result.ratios)), key=lambda at: result.ratios[at])

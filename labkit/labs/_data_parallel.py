@@ -161,16 +161,19 @@ class Buckets(Experiment[sync.Buckets]):
         return result.messages
 
     def headline(self, result: sync.Buckets) -> str:
-        often = "all-reduce" if result.messages == 1 else "all-reduces"
-        return f"{result.messages} {often} for the same {three(result.bytes / 2**20)} MiB"
+        return f"{_often(result)} for the same {three(result.bytes / 2**20)} MiB"
 
     def describe(self, result: sync.Buckets) -> str:
         sizes = ", ".join(three(size / 2**20) for size in result.sizes.tolist())
         return (
-            f"bucket_cap_mb = {three(result.cap)}: {result.messages} all-reduces of {sizes} MiB, together "
+            f"bucket_cap_mb = {three(result.cap)}: {_often(result)} of {sizes} MiB, together "
             f"{result.bytes:,} bytes. One synchronised backward takes {three(result.backward.median)} ms, the fastest "
             f"of {result.backward.count} {three(result.backward.lowest)}, the slowest {three(result.backward.highest)}."
         )
+
+
+def _often(result: sync.Buckets) -> str:
+    return f"{result.messages} {'all-reduce' if result.messages == 1 else 'all-reduces'}"
 
 
 EXPERIMENTS: Sequence[type[Experiment[Any]]] = (

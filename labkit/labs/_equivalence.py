@@ -53,12 +53,16 @@ class Nothing(Experiment[Empty]):
         return f"{empty} of {len(result.counts)} microbatches without a target: three policies, three gradients"
 
     def describe(self, result: Empty) -> str:
-        words = [
-            f"{each.name}: loss {three(each.loss)}, the empty one adds a gradient of norm {three(each.empty_norm)}, "
-            f"the window's gradient is {three(each.dilution)} of what it is without it"
-            for each in result.policies
-        ]
-        return f"Valid tokens {', '.join(map(str, result.counts))}. {'; '.join(words)}."
+        words = []
+        for each in result.policies:
+            loss = three(each.loss) if math.isfinite(each.loss) else "NaN"
+            left = "gradient NaN"
+            if math.isfinite(each.dilution):
+                times = "" if abs(each.dilution - 1) < 1e-9 else f"{three(each.dilution)} times "
+                left = f"gradient {times}as long as without the empty ones"
+                left += f", {percent(each.relative_error)} off" if each.relative_error > 1e-9 else ", right"
+            words.append(f"{each.name[0].upper()}{each.name[1:]}: loss {loss}, {left}")
+        return f"Valid tokens {', '.join(map(str, result.counts))}. {'. '.join(words)}."
 
 
 class Tail(Experiment[accumulation.Tail]):
@@ -141,7 +145,8 @@ class Equal(Experiment[Conditions]):
 
     def describe(self, result: Conditions) -> str:
         broken = f"Broken: {', '.join(result.broken)}" if result.broken else "All five conditions hold"
-        return f"{broken}. Relative error {result.relative_error:.2g}. Tolerance: {result.tolerance}."
+        off = f"{result.relative_error:.1g}" if result.equal else percent(result.relative_error)
+        return f"{broken}. The update is {off} off; rounding alone explains {result.tolerance.value:.1g}."
 
 
 class Hand(Experiment[ByHand]):

@@ -16,7 +16,7 @@ class Loader(Experiment[loader.Loader]):
 
     name = "loader"
     title = "A slow data loader"
-    question = "How many times faster is the loop with prefetch?"
+    question = "How many times as fast is the loop with prefetch?"
     unit = "times"
     note = (
         "Dots: measured loops, median and quartiles. Upright lines: modelled. Bars: what an item takes to load "
@@ -74,7 +74,7 @@ class Loader(Experiment[loader.Loader]):
     def headline(self, result: loader.Loader) -> str:
         if not result.ahead.count:
             return "Measuring"
-        return f"{three(result.gain)} times faster with prefetch; the model says {three(_modelled(result))}"
+        return f"{three(result.gain)} times as fast with prefetch; the model says {three(_modelled(result))}"
 
     def describe(self, result: loader.Loader) -> str:
         if result.progress < 1:

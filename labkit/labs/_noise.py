@@ -124,11 +124,12 @@ class Norms(Experiment[noise.Norms]):
         return f"Noise scale {three(result.estimated)} examples, {_ends(result)}"
 
     def describe(self, result: noise.Norms) -> str:
+        counted = f" The score counts it as {MOST:,.0f}." if result.estimated > MOST else ""
         return (
             f"From batches of {result.small} and {result.big}: ‖G‖² = {three(result.squared_norm_estimate)}, tr Σ = "
             f"{three(result.trace_estimate)}, noise scale {_scale(result.estimated)}, {_ends(result)}. In closed form: "
             f"{three(result.squared_norm)}, {three(result.trace)} and {three(result.noise_scale)}. Whoever takes the "
-            f"norms as they are gets {three(result.naive)}; algebra says {three(result.naive_formula)}."
+            f"norms as they are gets {three(result.naive)}; algebra says {three(result.naive_formula)}.{counted}"
         )
 
 

@@ -107,9 +107,10 @@ class Statistics(Experiment[normalization.Statistics]):
             )
         used = "" if result.norm == "batch" else " This normalisation does not use the statistics drawn here."
         return (
-            f"{len(result.labels)} images, {result.composition}, in {K} microbatches. Outputs {_off(result.outputs)} "
-            f"off, loss {three(result.loss)} against {three(result.right_loss)}, gradient "
-            f"{_off(result.gradient.relative_error)} off; rounding explains {result.tolerance.value:.1g}.{kept}{used}"
+            f"{len(result.labels)} images, {result.composition}, in {K} microbatch{'es' if K > 1 else ''}. "
+            f"Outputs {_off(result.outputs)} off, loss {three(result.loss)} against {three(result.right_loss)}, "
+            f"gradient {_off(result.gradient.relative_error)} off; rounding explains {result.tolerance.value:.1g}."
+            f"{kept}{used}"
         )
 
 
@@ -158,8 +159,8 @@ class Remedies(Experiment[normalization.Remedies]):
         return f"{sum(row.equal for row in result.rows)} of {len(result.rows)} give the one batch's gradient"
 
     def describe(self, result: normalization.Remedies) -> str:
-        words = [f"{row.name}: {_off(row.relative_error)} off; costs {row.cost}" for row in result.rows]
-        return ". ".join(each[0].upper() + each[1:] for each in words) + "."
+        words = [f"{row.name} {_off(row.relative_error)}" for row in result.rows]
+        return f"How far off: {', '.join(words)}. What each of them costs stands in the numbers below."
 
 
 class Ranks(Experiment[lockstep.Ranks]):

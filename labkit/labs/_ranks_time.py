@@ -86,11 +86,13 @@ class Time(Experiment[clock.Timeline]):
         return f"{share} of the synchronisation runs beside the backward, {three(result.exposed.median)} ms are exposed"
 
     def describe(self, result: clock.Timeline) -> str:
+        often = "all-reduce" if result.messages == 1 else "all-reduces"
+        shorter = "shorter" if result.longer >= 0 else "longer, which is scatter"
         return (
             f"Medians, quartiles in brackets. Microbatch {_said(result.microbatch)}; synchronisation in "
-            f"{result.messages} all-reduces {_said(result.synchronisation)}, of which a backward hides "
+            f"{result.messages} {often} {_said(result.synchronisation)}, of which a backward hides "
             f"{_said(result.hidden)}; exposed {_said(result.exposed)}; update {_said(result.optimizer)}; step "
-            f"{_said(result.step)}. The same work without synchronisation is {three(result.longer)} ms shorter."
+            f"{_said(result.step)}. The same work without synchronisation is {three(abs(result.longer))} ms {shorter}."
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from labkit import roofline
-from labkit.declare import show, three
+from labkit.declare import percent, show, three
 from labkit.device import Spread
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment
@@ -121,20 +121,22 @@ class Measured(Experiment[roofline.Sweep]):
         if not result.rows:
             return "Measuring the roofs"
         best = max(result.rows, key=lambda row: row.rates.median)
+        if best.microbatch == 1:
+            return f"b = 1: {three(best.rates.median)} GFLOP/s, and none is faster"
         return f"b = 1: {three(result.rows[0].rates.median)} GFLOP/s; b = {best.microbatch}: {three(best.rates.median)}"
 
     def describe(self, result: roofline.Sweep) -> str:
         machine = result.machine
-        roofs = (
-            f"{machine.device}, {machine.threads} threads, {machine.dtype}: memory {_spread(machine.bandwidths)} GB/s"
-        )
+        threads = "1 thread" if machine.threads == 1 else f"{machine.threads} threads"
+        roofs = f"{machine.device}, {threads}, {machine.dtype}: memory {_spread(machine.bandwidths)} GB/s"
         if not result.rows:
             return f"{roofs}. The compute roof is being measured."
-        words = [f"b = {row.microbatch} {row.bound}" for row in _turns(result.rows)]
+        words = [f"from b = {row.microbatch} on {row.bound}" for row in _turns(result.rows)]
+        busy = _busy([machine.bandwidths, machine.ceilings, *(row.rates for row in result.rows)])
         left = f" Left out, one call would take too long: b = {result.left_out[0]} and more." if result.left_out else ""
         return (
             f"{roofs}, matmul {_spread(machine.ceilings)} GFLOP/s (median, quartiles). They meet at "
-            f"{three(machine.ridge)} FLOP/byte. In words, from each b on: {', '.join(words)}.{left}"
+            f"{three(machine.ridge)} FLOP/byte. Where the dots stand: {', '.join(words)}.{left}{busy}"
         )
 
 
@@ -201,7 +203,7 @@ class SparsePeak(Experiment[roofline.SparsePeak]):
         sparse = row.sparse or 0
         canvas.frame(self.axes, x=(0, sparse * 1.3))
         canvas.ticks(self.axes, x=[0, row.dense, sparse])
-        shares = ("", f"{result.of_dense:.0%} of it", f"{result.of_sparse:.0%} of it")
+        shares = ("", f"{percent(result.of_dense)} of it", f"{percent(result.of_sparse)} of it")
         for at, value in enumerate((result.achieved, row.dense, sparse)):
             self.bars[at].set_data([0, value], [2 - at, 2 - at])
             self.words[at].set_position((value + sparse / 60, 2 - at))
@@ -211,14 +213,15 @@ class SparsePeak(Experiment[roofline.SparsePeak]):
         return 100 * result.of_dense
 
     def headline(self, result: roofline.SparsePeak) -> str:
-        return f"{result.of_dense:.0%} of what dense weights can reach, or {result.of_sparse:.0%} of the other peak"
+        dense, sparse = percent(result.of_dense), percent(result.of_sparse)
+        return f"{dense} of what dense weights can reach, or {sparse} of the other peak"
 
     def describe(self, result: roofline.SparsePeak) -> str:
-        row = result.accelerator
+        row, dense, sparse = result.accelerator, percent(result.of_dense), percent(result.of_sparse)
         return (
-            f"{show(result.achieved)} TFLOP/s on {row.name} is {result.of_dense:.0%} of its dense {row.dtype} peak, "
-            f"{show(row.dense)}, and {result.of_sparse:.0%} of the sparse one, {show(row.sparse)}, which holds only if "
-            f"two of every four weights are zero. Source: {row.source}, {row.date}."
+            f"{show(result.achieved)} TFLOP/s on {row.name} is {dense} of its dense {row.dtype} peak, "
+            f"{show(row.dense)}, and {sparse} of the sparse one, {show(row.sparse)}, which holds only if two of every "
+            f"four weights are zero. Source: {row.source}, {row.date}."
         )
 
 
@@ -256,10 +259,11 @@ class Cache(Experiment[roofline.Cache]):
 
     def describe(self, result: roofline.Cache) -> str:
         best = max(result.points, key=lambda point: point.bandwidths.highest)
+        busy = _busy([point.bandwidths for point in result.points])
         return (
             f"{three(result.points[-1].size / 2**20)} MiB come from memory at {three(result.memory)} GB/s, "
             f"{three(best.size / 2**20)} MiB from a cache: {three(result.fastest)}, {three(result.ratio)} times that. "
-            "A roof measured on small arrays is not the roof that large weights meet."
+            f"A roof measured on small arrays is not the roof that large weights meet.{busy}"
         )
 
 
@@ -307,11 +311,19 @@ class Precision(Experiment[roofline.Precision]):
         rates = ", ".join(f"{row.dtype} {three(row.rates.highest)}" for row in result.rows)
         slow = [row.dtype for row in result.rows if row.emulated]
         word = f" {' and '.join(slow)}: no instructions for it here, so it is emulated." if slow else ""
-        return f"A matmul of {result.size} × {result.size}, in GFLOP/s: {rates}.{word}"
+        busy = _busy([row.rates for row in result.rows])
+        return f"A matmul of {result.size} × {result.size}, in GFLOP/s: {rates}.{word}{busy}"
 
 
 def _spread(spread: Spread) -> str:
     return f"{three(spread.median)} ({three(spread.lower)} … {three(spread.upper)})"
+
+
+def _busy(spreads: Sequence[Spread]) -> str:
+    """What to think of runs of which a quarter is more than twice as fast as another quarter."""
+    if all(spread.upper <= 2 * spread.lower for spread in spreads if spread.count):
+        return ""
+    return " The runs scatter; perhaps something else keeps this machine busy. Step again when it rests."
 
 
 def _turns(rows: Sequence[roofline.Row]) -> list[roofline.Row]:

@@ -128,7 +128,10 @@ class GroupVariance(Experiment[running.GroupVariance]):
             )
         ]
         kept = percent(float(result.unbiased[0]) / result.whole)
-        return f"Share of S² in the variance that normalises. {'; '.join(rows)}. The running one at b = 2: {kept}."
+        return (
+            "Share of S², the variance of all images, in the variance that normalises. "
+            f"{'; '.join(rows)}. The running one at b = 2: {kept}."
+        )
 
 
 class Padding(Experiment[running.Padding]):

@@ -86,7 +86,7 @@ class Overflow(Experiment[Overflows]):
 
     name = "overflow"
     title = "The scaler's search"
-    question = "An update of the scaler a microbatch: how many steps are skipped?"
+    question = "The scaler updated at every microbatch: how many steps are skipped?"
     unit = "optimizer steps"
     note = "Measured: torch.amp.GradScaler and real overflows of float16. Dots and crosses: steps that were skipped."
     run = staticmethod(scaling.overflow)

@@ -63,11 +63,11 @@ class Timeline(Experiment[timeline.Timeline]):
         K, synchronised = (sum(part.name == name for part in result.parts) for name in ("forward", "synchronise"))
         hidden = f", {three(result.hidden)} ms more are hidden beside a backward pass" if result.hidden else ""
         often = "once" if synchronised == 1 else f"{synchronised} times"
+        apart = f" The same {K} microbatches as {K} optimizer steps: {three(result.unaccumulated)} ms." if K > 1 else ""
         return (
             f"K = {K}: forward {three(result.forward)} ms, backward {three(result.backward)} ms; synchronised {often}, "
             f"waiting {three(result.waiting)} ms{hidden}; update {three(result.optimizer)} ms; together "
-            f"{three(result.total)} ms. The same {K} microbatches as {K} optimizer steps: "
-            f"{three(result.unaccumulated)} ms."
+            f"{three(result.total)} ms.{apart}"
         )
 
 

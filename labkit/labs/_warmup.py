@@ -22,8 +22,8 @@ class Warmup(Experiment[warmup.Warmup]):
     question = "Without warmup: how many of the trainings are lost?"
     unit = "trainings"
     note = (
-        "Measured, every seed a line; solid: with warmup, dashed: without. Above 2 a step overshoots by more than it "
-        "came. A line at the top, at 1000, is lost."
+        "Measured, every seed a line; solid: with warmup, dashed: without. Above 2 a step ends farther from the lowest "
+        "point than it began. A line at the top, at 1000, is lost."
     )
     run = staticmethod(warmup.warmup)
 

@@ -235,7 +235,7 @@ TARGETS: list[tuple[Function, int, list[str]]] = [
         1,
         [
             "In the check “two documents” 1 target crosses a boundary: token 2, the last of document 1, shall predict",
-            "shall predict token 3. Nothing is ignored: set the label of each document's first token to -100.",
+            "shall predict token 3. No boundary is ignored: set the label of each document's first token to -100.",
         ],
     ),
     (at_places(ends), 0, ["1 target crosses", "The ends are ignored, but the loss shifts the labels: it is the first"]),

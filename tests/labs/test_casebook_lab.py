@@ -180,7 +180,7 @@ def test_a_family_fills_the_picture_and_the_rest_is_empty() -> None:
         "B22 decay K times",
         "B20 schedule K times",
     ]
-    assert lab.page["headline"] == "1 of 3 are off by less than a factor 1.05" and many.axes.get_ylim() == (5.7, -0.7)
+    assert lab.page["headline"] == "1 of 3 is off by less than a factor 1.05" and many.axes.get_ylim() == (5.7, -0.7)
 
 
 def test_before_the_answer_no_ratio_is_shown() -> None:

@@ -111,7 +111,7 @@ def test_a_step_in_time_is_drawn_as_it_was_measured() -> None:
         and "% of the synchronisation" in lab.page["headline"]
     )
     one = stepped("timeline", bucket_cap=25.0)
-    assert one.page["headline"].startswith("0 % of the synchronisation") and "in 1 all-reduces" in one.text
+    assert one.page["headline"].startswith("0 % of the synchronisation") and "in 1 all-reduce " in one.text
 
 
 def test_all_reduces_their_line_and_a_payload() -> None:

@@ -167,7 +167,7 @@ def test_loading_and_computing_stand_in_turn_or_side_by_side(monkeypatch: pytest
     assert [list(bar.get_xdata()) for bar in seen.computes] == [[10, 22], [0, 12]]
     assert [line.get_xdata()[0] for line in seen.models] == [22, 12]
     assert [float(dots.dots.get_xdata()[0]) for dots in seen.measured] == [22.5, 12.5]
-    assert lab.page["headline"] == "1.8 times faster with prefetch; the model says 1.83"
+    assert lab.page["headline"] == "1.8 times as fast with prefetch; the model says 1.83"
     assert (
         "In turn a step takes 22.5 ms (22.5 … 22.5), modelled 22; with up to 2 items loaded ahead 12.5 ms" in lab.text
     )
