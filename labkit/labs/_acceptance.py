@@ -122,7 +122,10 @@ class Acceptance(Experiment[Record]):
         return f"{result.verdict}: {why}"
 
     def describe(self, result: Record) -> str:
-        gates = " ".join(f"{gate.name.capitalize()}, {gate.outcome}: {gate.said.removeprefix(gate.outcome + ': ')}" for gate in result.gates)
+        gates = " ".join(
+            f"{gate.name.capitalize()}, {gate.outcome}: {gate.said.removeprefix(gate.outcome + ': ')}"
+            for gate in result.gates
+        )
         count = f"{result.passed} of {len(result.gates)} gates passed"
         more = f"{result.not_proved[0]} More that is not proved stands in the tables."
         return f"{result.verdict.capitalize()}: {count}. {gates} Not proved: {more}"
