@@ -250,7 +250,7 @@ rules.add(
     _rule(
         "clip-scaled",
         "every step is clipped, to c/S: training stands still, and the logged norm is S times too large",
-        "call scaler.unscale_(optimizer) before clip_grad_norm_",
+        "clip the gradient at its true size: first scaler.unscale_(optimizer), or the division by N, then the clip",
         "the threshold is c/S for the gradient that is stepped with",
     ),
     Rule(

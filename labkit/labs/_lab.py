@@ -50,6 +50,7 @@ class Lab(Panel):
         self._open(experiment or experiments[0].name)
         if values:
             self.set(**values)
+            self._trial.first = self.values
 
     # what code and mouse can do ------------------------------------------------------------------------------------
 

@@ -30,12 +30,13 @@ class Trial:
         self.parameters = parameters(experiment.run)
         self.long = inspect.isgeneratorfunction(experiment.run)
         self.mode = "predict"
-        self.values: dict[str, Value] = {}
-        self.restore()
+        self.values: dict[str, Value] = {name: parameter.default for name, parameter in self.parameters.items()}
+        self.first = dict(self.values)  # the declared ones, or those that the panel was made with
+        self.hide()
 
     def restore(self) -> None:
-        """Back to the declared values."""
-        self.values = {name: parameter.default for name, parameter in self.parameters.items()}
+        """Back to the first values."""
+        self.values = dict(self.first)
         self.hide()
 
     def hide(self) -> None:
@@ -82,7 +83,7 @@ class Trial:
         self.hide()
 
     def reset(self) -> None:
-        """Hide the answer and ask anew; where there is nothing to hide, bring back the declared values."""
+        """Hide the answer and ask anew; where there is nothing to hide, bring back the first values."""
         fresh = self.prediction is None and self.result is None and not self.error
         self.mode = "predict"
         self.restore() if fresh else self.hide()

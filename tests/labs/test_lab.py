@@ -355,3 +355,10 @@ def test_any_sequence_of_moves_leaves_a_state_that_holds_together(moves: list[tu
         assert lab.score is None or (lab.result is not None and lab.prediction is not None)
         if lab.result is not None and not lab.error:
             assert lab.result == Quick.run(**lab.values)
+
+
+def test_a_second_reset_brings_back_the_values_that_the_panel_was_made_with() -> None:
+    lab = labkit.labs.roofline("ceiling", intensity=4)
+    lab.set(intensity=8)
+    lab.reset()
+    assert lab.values["intensity"] == 4
