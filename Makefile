@@ -42,7 +42,7 @@ voila: .venv/voila ## show the notebooks as pages without code
 	@$(PY) -m voila notebooks
 
 test: lint ## check style and types, then run all tests
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadfile
 
 test-slow: .venv/test ## run the tests that take minutes
 	$(PY) -m pytest -m slow tests/workers

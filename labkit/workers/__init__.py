@@ -13,11 +13,13 @@ Nothing here imports torch before a rank needs it: a rank must be able to end wi
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 from collections.abc import Callable
 from typing import Any
 
+from labkit.errors import LabError
 from labkit.workers import _start, _torchrun
 from labkit.workers._names import named
 from labkit.workers._pool import MOST, Pool
@@ -68,12 +70,13 @@ def pool(ranks: int = 2, start: str = "", device: str = "cpu") -> Pool:
 
 
 def warm() -> None:
-    """Begin to load torch for the ranks, in the background, where a server forks them.
+    """Begin to load torch for the ranks, in the background, where a server forks them; what fails, `run` will say.
 
     >>> warm()
     """
     if "forkserver" in _start.methods("cpu") and not _start.inside() and not _torchrun.launched():
-        _start.server()
+        with contextlib.suppress(LabError):
+            _start.server()
 
 
 def close() -> None:

@@ -101,6 +101,8 @@ def cannot_start() -> Iterator[None]:
     except (OSError, EOFError) as error:
         gone = isinstance(error, FileNotFoundError) and not error.filename
         remedy = "os.chdir to a folder that exists" if gone else "the same again, or start='spawn'"
+        if "too long" in str(error):
+            remedy = "to set TMPDIR to a folder with a shorter name"
         raise LabError(f"the ranks cannot be started ({type(error).__name__}: {error}): try {remedy}") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -49,9 +50,18 @@ def _joined(device: str, seconds: float) -> Store:
             _group.stay_local()
         local, beside = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
         dist.init_process_group(_group.set_device(local, beside, device), timeout=limit)
+        atexit.register(_leave)
     dist.distributed_c10d._set_pg_timeout(limit)
     store: Store = dist.distributed_c10d._get_default_store()
     return store
+
+
+def _leave() -> None:
+    """Let gloo's threads end before the process does, which else may abort it."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _everyone(function: Callable[..., Any], values: dict[str, Any]) -> list[Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ SAID = "once\n[[0, 10], [0, 10]]\n"
 
 def said(command: list[str], folder: Path, text: str = "", temporary: Path | None = None) -> str:
     """What a program prints, whose temporary folder is empty when it has ended."""
-    temporary = temporary or folder / "temporary"
+    temporary = temporary or Path(tempfile.mkdtemp(prefix="t"))  # a server's socket needs a short name
     temporary.mkdir(exist_ok=True)
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": path}
@@ -30,6 +32,7 @@ def said(command: list[str], folder: Path, text: str = "", temporary: Path | Non
     )
     assert ran.returncode == 0 and not ran.stderr, ran.stderr
     assert not [each for each in temporary.iterdir() if not each.name.startswith("torchinductor_")]
+    shutil.rmtree(temporary)
     return ran.stdout
 
 
@@ -68,3 +71,13 @@ def test_a_script_that_defines_the_function_is_told_where_to_put_it(tmp_path: Pa
 
 def test_a_script_that_leaves_at_once_while_torch_is_being_loaded(tmp_path: Path) -> None:
     assert said(["-c", "from labkit import workers; workers.warm(); print('once')"], tmp_path) == "once\n"
+
+
+def test_a_temporary_folder_whose_name_is_too_long(tmp_path: Path) -> None:
+    """The labs' panels still come, and the run says what to do."""
+    lines = (
+        "from labkit import LabError, workers\nworkers.warm()\ntry:\n    workers.run('labkit.workers:total', value=1)\n"
+    )
+    (tmp_path / "script.py").write_text(f"{lines}except LabError as error:\n    print(error)\n")
+    told = said(["script.py"], tmp_path, temporary=tmp_path / ("long" * 30))
+    assert told.rstrip().endswith("try to set TMPDIR to a folder with a shorter name")
