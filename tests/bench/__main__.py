@@ -153,7 +153,7 @@ def execute(path: Path, every: float = 0.2) -> dict[str, float]:
     """Run a notebook with nbclient, Step pressed in every panel; sample the PSS of its kernel and of its children."""
     book = nbformat.read(path, as_version=4)
     for cell in book.cells:
-        if cell.cell_type == "code" and re.match(r"labkit\.labs\.(?!installation|shown)\w+\(.*\)$", last(cell.source)):
+        if cell.cell_type == "code" and re.match(r"labkit\.labs\.(?!installation|shown|map)\w+\(.*\)$", last(cell.source)):
             cell.source = cell.source.removesuffix(last(cell.source)) + f"lab = {last(cell.source)}\nlab.step()\nlab"
     with tempfile.NamedTemporaryFile("w", suffix=".ipynb") as file:
         nbformat.write(book, file.name)
@@ -221,6 +221,7 @@ def main() -> int:
     parser.add_argument("--profile", metavar="LAB.EXPERIMENT.CONTROL[@2]", help="only print where a move's time goes")
     options = parser.parse_args()
     os.environ["PYTHONPATH"] = str(ROOT)  # for every kernel and process
+    os.environ["LABKIT_DATA"] = tempfile.mkdtemp(prefix="labkit-bench-")  # nobody's progress
     if options.profile:
         code = f"from tests.bench import kernel; kernel.profile(*{options.profile!r}.split('@'))"
         return subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode

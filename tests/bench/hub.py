@@ -46,7 +46,7 @@ c.JupyterHub.spawner_class = "simple"
 c.Spawner.cmd = [{python!r}, "-m", "jupyterhub.singleuser", "--allow-root"]
 c.Spawner.environment = {{"PYTHONPATH": {root!r}, "OMP_NUM_THREADS": "1"}}
 c.Spawner.start_timeout = c.Spawner.http_timeout = 300
-c.JupyterHub.concurrent_spawn_limit = 4
+c.JupyterHub.concurrent_spawn_limit = 0
 c.JupyterHub.services = [{{"name": "bench", "api_token": {token!r}}}]
 c.JupyterHub.load_roles = [{{"name": "bench", "services": ["bench"],
     "scopes": ["admin:users", "admin:servers", "access:servers"]}}]
