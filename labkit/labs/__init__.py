@@ -177,7 +177,7 @@ def packing(experiment: str = "", **values: Any) -> Lab:
 
 
 def audit(experiment: str = "", **values: Any) -> Lab:
-    """The audit: loops that look right, and the hunt for a hidden fault.
+    """The audit: loops that look right, the hunt for a hidden fault, and whether a changed step may be adopted.
 
     >>> audit("hunt").experiments
     ['hunt']
