@@ -28,6 +28,7 @@ from tests.bench import browser
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("torch", "numpy", "matplotlib", "jupyterlab", "ipywidgets", "anywidget", "ipykernel", "playwright")
 Rows = Iterator[tuple[str, dict[str, Any]]]  # each a table's title and a row of it
+PANEL = re.compile(r"labkit\.labs\.(?!installation|shown|map)\w+\(.*\)$")  # a cell's last line
 failures: list[str] = []
 stopped: list[int] = []
 
@@ -153,7 +154,7 @@ def execute(path: Path, every: float = 0.2) -> dict[str, float]:
     """Run a notebook with nbclient, Step pressed in every panel; sample the PSS of its kernel and of its children."""
     book = nbformat.read(path, as_version=4)
     for cell in book.cells:
-        if cell.cell_type == "code" and re.match(r"labkit\.labs\.(?!installation|shown|map)\w+\(.*\)$", last(cell.source)):
+        if cell.cell_type == "code" and PANEL.match(last(cell.source)):
             cell.source = cell.source.removesuffix(last(cell.source)) + f"lab = {last(cell.source)}\nlab.step()\nlab"
     with tempfile.NamedTemporaryFile("w", suffix=".ipynb") as file:
         nbformat.write(book, file.name)
