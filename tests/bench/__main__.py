@@ -191,6 +191,12 @@ def audit(options: argparse.Namespace) -> Rows:
         yield "audit of a step of four microbatches, against the step itself", row
 
 
+def ranks(options: argparse.Namespace) -> Rows:
+    for start, count in (("forkserver", 2), ("forkserver", 4), ("spawn", 2)):
+        code = f"import json; from tests.bench import ranks; print(json.dumps(ranks.measured({start!r}, {count})))"
+        yield "a pool of ranks, each in a process of its own", python(code)
+
+
 def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
     """Print a table; a spread stands as median / 95th percentile (count)."""
 
@@ -208,7 +214,7 @@ def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
         print("  ".join([first.ljust(widths[0]), *words]))
 
 
-PARTS = {part.__name__: part for part in (labs, imports, pictures, memory, roofline, audit)}
+PARTS = {part.__name__: part for part in (labs, imports, pictures, memory, roofline, audit, ranks)}
 
 
 def main() -> int:

@@ -79,7 +79,7 @@ def test_a_wrong_loss_per_token_is_named(function: Any, passes: int, words: list
         assert each in verdict.sentence, verdict.sentence
 
 
-Matmul = Callable[[int, int, int], float]
+Matmul = Callable[[int, int, int], Any]
 
 INTENSITIES: list[tuple[Matmul, list[str]]] = [
     (lambda b, d, s: b * d * d / (s * (2 * b * d + d * d)), ["gives 0.2424", "a multiply-add is two FLOP"]),
@@ -105,8 +105,19 @@ def test_a_wrong_intensity_is_named(function: Matmul, words: list[str]) -> None:
         assert each in verdict.sentence, verdict.sentence
 
 
+INTENSITY_RIGHT: list[Matmul] = [
+    lambda b, d, itemsize: 2 * b * d**2 / (itemsize * (2 * b * d + d**2)),
+    lambda b, d, itemsize: 2 / itemsize / (2 / d + 1 / b),
+    lambda b, d, itemsize: torch.tensor(2.0 * b * d) / (itemsize * (b + b + d)),
+]
+
+
+@pytest.mark.parametrize("function", INTENSITY_RIGHT)
+def test_the_right_intensity_however_it_is_written(function: Matmul) -> None:
+    assert check.intensity(function).passed
+
+
 def test_the_right_intensity_is_the_roofline_labs() -> None:
-    assert check.intensity(lambda b, d, itemsize: 2 * b * d**2 / (itemsize * (2 * b * d + d**2))).passed
     assert INTENSITY.right(1, 64, 4) == pytest.approx(2 * 64**2 / (4 * (2 * 64 + 64**2)))
 
 
