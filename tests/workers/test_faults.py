@@ -108,7 +108,9 @@ def test_a_rank_that_is_killed_while_nobody_uses_it_is_replaced(pool: Pool, temp
     pool.run(ranks.everyone)
     before = pool.processes
     os.kill(before[1], signal.SIGKILL)
-    living.all_end([psutil.Process(before[1])] if psutil.pid_exists(before[1]) else [])
+    crew = pool._crew
+    assert crew
+    living.until(lambda: not crew.ready, "its last thread has not ended")
     assert pool.run(ranks.everyone) == [[0, 10]] * 2
     assert not set(before) & set(pool.processes)
     assert not any(map(psutil.pid_exists, before))
