@@ -41,8 +41,9 @@ lab: .venv/lab ## open JupyterLab on the start notebook
 voila: .venv/voila ## show the notebooks as pages without code
 	@$(PY) -m voila notebooks
 
+# Tests kill real processes and drive a real browser: what fails is tried once more.
 test: lint ## check style and types, then run all tests
-	$(PY) -m pytest -n 2 --dist loadfile
+	$(PY) -m pytest -n 2 --dist loadfile --reruns 1
 
 test-slow: .venv/test ## run the tests that take minutes
 	$(PY) -m pytest -m slow tests/workers
