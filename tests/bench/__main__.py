@@ -24,6 +24,7 @@ import psutil
 
 from tests import lab_in_browser
 from tests.bench import browser
+from tests.bench.pss import megabytes
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("torch", "numpy", "matplotlib", "jupyterlab", "ipywidgets", "anywidget", "ipykernel", "playwright")
@@ -168,17 +169,16 @@ def last(source: str) -> str:
 def sampled(command: list[str], every: float) -> dict[str, float]:
     """Seconds of a command, and the largest PSS of all that it started."""
     done = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    peak, start = 0, 0.0
+    peak, start = 0.0, 0.0
     while done.poll() is None:
-        with contextlib.suppress(psutil.Error, OSError, IndexError):  # one of them ended meanwhile
+        with contextlib.suppress(psutil.Error):  # it ended meanwhile
             family = psutil.Process(done.pid).children(recursive=True)
             start = start or (time.perf_counter() if family else 0.0)
-            words = [Path(f"/proc/{each.pid}/smaps_rollup").read_text().split("Pss:")[1] for each in family]
-            peak = max(peak, sum(int(word.split()[0]) for word in words))
+            peak = max(peak, megabytes(family))
         time.sleep(every)
     if done.returncode:
         raise RuntimeError(done.communicate()[1])
-    return {"peak MB": peak * 1024 / 1e6, "seconds": time.perf_counter() - start}
+    return {"peak MB": peak, "seconds": time.perf_counter() - start}
 
 
 def roofline(options: argparse.Namespace) -> Rows:

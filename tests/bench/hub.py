@@ -33,6 +33,8 @@ from jupyter_server.services.kernels.connection.base import deserialize_binary_m
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
+from tests.bench.pss import family, megabytes
+
 ROOT = Path(__file__).parents[2]
 CONFIG = """
 c = get_config()
@@ -182,15 +184,6 @@ def free() -> int:
         return int(probe.getsockname()[1])
 
 
-def megabytes(process: psutil.Process) -> float:
-    """PSS of a process and of all that it started."""
-    total = 0
-    for each in [process, *process.children(recursive=True)]:
-        with contextlib.suppress(psutil.Error, OSError, IndexError):
-            total += int(Path(f"/proc/{each.pid}/smaps_rollup").read_text().split("Pss:")[1].split()[0])
-    return total * 1024 / 1e6
-
-
 def spread(values: list[float]) -> str:
     cuts = statistics.quantiles(values, n=20, method="inclusive")
     return f"median {1e3 * statistics.median(values):.0f} ms, 95 % within {1e3 * cuts[18]:.0f} ms ({len(values)} moves)"
@@ -200,7 +193,7 @@ async def measure(options: argparse.Namespace, hub: str, token: str, process: ps
     """Alone, then all at once; every figure is printed as it comes."""
     learners = [Learner(hub, token, f"learner{at}") for at in range(options.users)]
     await ready(learners[0])
-    empty = megabytes(process)
+    empty = megabytes(family(process))
     print(f"hub and proxy: {empty:.0f} MB")
     first = learners[0]
     await first.start()
@@ -208,7 +201,7 @@ async def measure(options: argparse.Namespace, hub: str, token: str, process: ps
     await first.open(options.panel)
     for think in options.think:
         print(f"one learner, {think:g} s after each move: {spread(await first.moves('seed', options.moves, think))}")
-    print(f"one learner's server and kernel: {megabytes(process) - empty:.0f} MB")
+    print(f"one learner's server and kernel: {megabytes(family(process)) - empty:.0f} MB")
     began = time.perf_counter()
     await asyncio.gather(*(each.start() for each in learners[1:]))
     print(f"{len(learners) - 1} more servers and kernels, started at once: {time.perf_counter() - began:.0f} s")
@@ -218,8 +211,8 @@ async def measure(options: argparse.Namespace, hub: str, token: str, process: ps
     for think in options.think:
         found = await asyncio.gather(*(each.moves("seed", options.moves, think) for each in learners))
         print(f"{len(learners)} learners, {think:g} s after each move: {spread(list(itertools.chain(*found)))}")
-    share = (megabytes(process) - empty) / len(learners)
-    print(f"each of {len(learners)} learners: {share:.0f} MB (PSS), {megabytes(process):.0f} MB in all")
+    share = (megabytes(family(process)) - empty) / len(learners)
+    print(f"each of {len(learners)} learners: {share:.0f} MB (PSS), {megabytes(family(process)):.0f} MB in all")
 
 
 async def ready(learner: Learner) -> None:
