@@ -180,7 +180,7 @@ def test_a_bucket_is_closed_by_the_layer_that_fills_it(cap: float, messages: int
 @pytest.mark.parametrize(("ranks", "K", "cap"), [(2, 4, 0.25), (2, 1, 25.0), (1, 3, 0.5)])
 def test_a_step_in_time_has_all_its_parts_in_order(ranks: int, K: int, cap: float) -> None:
     found = data_parallel.timeline(ranks=ranks, accumulation_steps=K, bucket_cap=cap, rows=8)
-    assert found.messages == math.ceil(6 / math.ceil(cap / 0.25)) and found.step.count == clock.TIMES
+    assert found.messages == math.ceil(clock.LAYERS / math.ceil(cap / 0.25)) and found.step.count == clock.TIMES
     assert found.microbatch.count == ranks * K * clock.TIMES and found.exposed.count == ranks * clock.TIMES
     for rank in range(ranks):
         own = [each for each in found.stretches if each.rank == rank]
@@ -226,7 +226,7 @@ def test_a_line_is_found_again(latency: float, per_byte: float) -> None:
     assert found.seconds(1000, 7) == pytest.approx(7 * latency + 1000 * per_byte, rel=1e-4)
 
 
-@given(st.lists(st.floats(1e-5, 1.0), min_size=7, max_size=7))
+@given(st.lists(st.floats(1e-5, 1.0), min_size=len(wire.SIZES), max_size=len(wire.SIZES)))
 def test_no_line_has_a_negative_number_and_none_is_nearer(seconds: list[float]) -> None:
     found = wire.line(wire.SIZES, seconds)
     assert found.latency >= 0 and found.per_byte >= 0

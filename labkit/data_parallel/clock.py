@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -20,7 +20,7 @@ from labkit.data_parallel.hook import Span, timed
 from labkit.declare import Range, quantity
 from labkit.device import Spread
 
-WIDTH, LAYERS = 256, 6  # six matrices of 0.25 MiB
+WIDTH, LAYERS = 256, 4  # four matrices of 0.25 MiB
 TIMES = 5  # steps that are measured
 
 Ticks = list[float]  # perf_counter seconds: the start, the end of every microbatch, the end of the optimizer's step
@@ -60,20 +60,22 @@ def run_steps(rank: int, world: int, *, K: int, rows: int, cap: float, repeats: 
     model.register_comm_hook(spans, timed)
     optimizer = SGD(model.parameters(), lr=1e-3)
     microbatches = [torch.randn(rows, WIDTH) for _ in range(K)]
-    steps, alone = [], []
-    for _ in range(2 + repeats):  # the first two warm up: the buckets are built anew after the first
+
+    def step(microsteps: Callable[[DistributedDataParallel, Sequence[Tensor], Ticks], None]) -> Ticks:
         spans.clear()
         dist.barrier()
-        together = [time.perf_counter()]
-        accumulate(model, microbatches, together)
-        update(optimizer, together)
-        steps.append((together, list(spans)))
-        dist.barrier()
-        apart = [time.perf_counter()]
-        accumulate_alone(model, microbatches, apart)
-        update(optimizer, apart)
-        alone.append(apart)
-    return steps[2:], alone[2:]
+        now = [time.perf_counter()]
+        microsteps(model, microbatches, now)
+        update(optimizer, now)
+        return now
+
+    for _ in range(2):  # they warm up: the buckets are built anew after the first
+        step(accumulate)
+    steps, alone = [], []
+    for _ in range(repeats):
+        steps.append((step(accumulate), list(spans)))
+        alone.append(step(accumulate_alone))
+    return steps, alone
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def timeline(
     >>> found.messages, len({each.rank for each in found.stretches})
     (1, 2)
 
-    Six layers of 256 × 256, float32, SGD. perf_counter is one clock for all processes of a machine. A communication
+    Four layers of 256 × 256, float32, SGD. perf_counter is one clock for all processes of a machine. A communication
     hook notes when a bucket leaves and when its mean is there. The last bucket leaves when the last gradient is
     there: what follows until the end of backward is exposed. Five steps; all figures change from run to run.
     """

@@ -17,8 +17,11 @@ from labkit.data_parallel.compare import Ranks
 from labkit.declare import Range, quantity
 from labkit.device import Spread
 
-SIZES = (4, 4096, 65_536, 262_144, 1_048_576, 4_194_304, 16_777_216)  # bytes
-BUDGET, MESSAGE = 30_000_000, 300_000  # bytes that all repeats of one size may move; a message costs as much as so many
+SIZES = (4, 4096, 65_536, 524_288, 2_097_152, 8_388_608)  # bytes
+BUDGET, MESSAGE = (
+    30_000_000,
+    1_000_000,
+)  # bytes that all repeats of one size may move; a message costs as much as so many
 
 MB = 1e6
 
@@ -29,7 +32,7 @@ def run_all_reduces(rank: int, world: int, *, payloads: Sequence[tuple[int, int]
     for size, messages in payloads:
         parts = torch.ones(size // 4).tensor_split(messages)
         seconds = []
-        for _ in range(1 + min(9, max(3, BUDGET // (size + messages * MESSAGE)))):
+        for _ in range(1 + min(5, max(3, BUDGET // (size + messages * MESSAGE)))):
             dist.barrier()
             start = time.perf_counter()
             for part in parts:
@@ -59,7 +62,7 @@ def line(sizes: Sequence[float], seconds: Sequence[float]) -> Line:
     >>> round(found.latency, 6), round(found.per_byte, 6), round(found.residual, 6)
     (1.0, 0.01, 0.0)
 
-    Least squares of (latency + bytes × per_byte) / measured − 1: 4 bytes and 16 MB count alike.
+    Least squares of (latency + bytes × per_byte) / measured − 1: 4 bytes and 8 MB count alike.
     """
     t = torch.tensor(seconds, dtype=torch.float64)
     columns = torch.stack([1 / t, torch.tensor(sizes, dtype=torch.float64) / t], 1)
@@ -103,7 +106,7 @@ def allreduce(
     messages: Annotated[int, Range(1, 64, log=True, unit="messages", help="all-reduces that it is cut into")] = 8,
     ranks: Ranks = 2,
 ) -> AllReduce:
-    """Time of an all-reduce from 4 B to 16 MB, a line through it, and a payload in one message or many.
+    """Time of an all-reduce from 4 B to 8 MB, a line through it, and a payload in one message or many.
 
     >>> found = allreduce()
     >>> found.latency > 0, found.modelled > found.messages * found.latency

@@ -148,7 +148,7 @@ class Wire(Experiment[wire.AllReduce]):
         return f"{_messages(result)}: {three(result.found.median)} ms, the line says {three(result.modelled)} ms"
 
     def describe(self, result: wire.AllReduce) -> str:
-        ends = f"4 bytes take {three(result.measured[0].median)} ms, 16.8 MB {three(result.measured[-1].median)} ms"
+        ends = f"4 bytes take {three(result.measured[0].median)} ms, 8.39 MB {three(result.measured[-1].median)} ms"
         return (
             f"{result.ranks} ranks. {ends}. {_line(result)}; it misses by {three(result.residual)} %, root mean "
             f"square. {_messages(result)}, one after the other: measured {_said(result.found)}, by the line "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -65,9 +66,17 @@ def losses(
     admit(schedule, ranks, microbatches)
     tokens, targets = data(microbatches, seed, equal)
     (found,) = piped([(tokens, targets)], ranks, microbatches, schedule, loss, scale_grads, seed)
-    whole, n = model(ranks * chunks(schedule), seed), (targets != IGNORE).sum(1).double()
+    S, roundings = _by_microbatch(ranks * chunks(schedule), microbatches, seed, equal)
+    n = (targets != IGNORE).sum(1).double()
     predicted = weights(loss, n) / (microbatches if scale_grads else 1)
-    return weighed(loss, scale_grads, found, sums(whole, tokens, targets), n, predicted, depth(whole))
+    return weighed(loss, scale_grads, found, S, n, predicted, roundings)
+
+
+@functools.lru_cache(maxsize=4)
+def _by_microbatch(stages: int, microbatches: int, seed: int, equal: bool) -> tuple[Tensor, int]:
+    """The S_m [M, P], and how many roundings the model adds up: the same for every loss."""
+    whole = model(stages, seed)
+    return sums(whole, *data(microbatches, seed, equal)), depth(whole)
 
 
 def weights(loss: str, counts: Tensor) -> Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import os
 import pickle
 import queue
@@ -20,6 +22,7 @@ from typing import Any
 from labkit.errors import LabError
 
 WHERE = b"where?"
+M_MMAP_THRESHOLD = -3  # from malloc.h
 LOST = re.compile(r"Connection (closed|reset|refused)|Broken pipe|Socket closed", re.IGNORECASE)
 
 
@@ -31,10 +34,21 @@ def serve(rank: int, world: int, folder: str, group: int, device: str, pipe: Con
             os.setpgid(0, group)
     calls: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     say = _mouth(pipe)
+    _listen(pipe, calls, say, folder, forever=False)  # a store that waits for other ranks would let no thread listen
     threading.Thread(target=_listen, args=(pipe, calls, say, folder), daemon=True).start()
     say(*_outcome(_join, rank, world, folder, device))
+    _give_back()
+    gc.freeze()  # what is there now stays: the collector need not look at it after every call
     while True:
         say(*_outcome(_call, rank, world, calls.get()))
+        gc.collect()  # models hold cycles, and the notebook has its answer already
+        gc.freeze()
+
+
+def _give_back() -> None:
+    """Large blocks go back to the system as soon as they are freed, where C (glibc's) would keep them."""
+    if set_option := getattr(ctypes.CDLL(None) if os.name == "posix" else None, "mallopt", None):
+        set_option(M_MMAP_THRESHOLD, 1 << 20)
 
 
 def _mouth(pipe: Connection) -> Callable[..., None]:
@@ -47,17 +61,20 @@ def _mouth(pipe: Connection) -> Callable[..., None]:
     return say
 
 
-def _listen(pipe: Connection, calls: queue.SimpleQueue[bytes], say: Callable[..., None], folder: str) -> None:
+def _listen(
+    pipe: Connection, calls: queue.SimpleQueue[bytes], say: Callable[..., None], folder: str, forever: bool = True
+) -> None:
     """Pass calls on and tell where the rank is; at the end of the notebook, however it came, nothing stays."""
-    with contextlib.suppress(EOFError, OSError):
-        while True:
+    try:
+        while forever or pipe.poll():
             message = pipe.recv_bytes()
             if message == WHERE:
                 say("at", *_whereabouts())
             else:
                 calls.put(message)
-    shutil.rmtree(folder, ignore_errors=True)
-    os._exit(1)
+    except (EOFError, OSError):
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
 
 
 def _join(rank: int, world: int, folder: str, device: str) -> bytes:

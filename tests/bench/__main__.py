@@ -195,6 +195,10 @@ def ranks(options: argparse.Namespace) -> Rows:
     for start, count in (("forkserver", 2), ("forkserver", 4), ("spawn", 2)):
         code = f"import json; from tests.bench import ranks; print(json.dumps(ranks.measured({start!r}, {count})))"
         yield "a pool of ranks, each in a process of its own", python(code)
+    for name in python("import json; from tests.bench import ranks; print(json.dumps(ranks.panels()))"):
+        code = f"from tests.bench import ranks; print(ranks.moved({name!r}))"
+        if name.startswith(options.only) and (row := attempt(name, python, code)):
+            yield "a panel on two ranks, with its kernel", row | {"move ms": spread(row["move ms"], 1e3)}
 
 
 def show(title: str, rows: Sequence[dict[str, Any]]) -> None:

@@ -27,6 +27,13 @@ def everyone(rank: int, world: int) -> list[int]:
     return answers
 
 
+def wasted(rank: int, world: int) -> int:
+    """A hundred megabytes in blocks of two, all held by a cycle."""
+    ring: list[Any] = [torch.ones(2**18, dtype=torch.float64) for _ in range(50)]
+    ring.append(ring)
+    return len(ring)
+
+
 def fault(rank: int, world: int, who: int, how: str) -> float:
     """One rank meets its fate, the others wait for it in a collective."""
     if rank == who:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from labkit import LabError
-from labkit.workers import Pool
+from labkit.workers import Pool, _rank, _start
 from tests.workers import living, ranks
 
 BOTH = {
@@ -189,6 +189,20 @@ def test_closing_does_not_wait_for_a_server_that_loads_torch(around: Around) -> 
     assert returned == [True]
     living.until(lambda: not set(living.pool_processes()) - set(around.before))
     around.nothing_is_left(pool, [])
+
+
+def test_a_rank_that_starts_after_its_notebook_has_ended_ends(forked: Pool, tmp_path: Path) -> None:
+    forked.run(ranks.everyone)  # the server has loaded torch, so that a rank meets the store at once
+    for _ in range(20):
+        with _start.launching("forkserver") as context:
+            ours, theirs = context.Pipe()
+            ours.close()
+            given = (0, 2, str(tmp_path / "gone"), 0, "cpu", theirs)
+            rank = context.Process(target=_rank.serve, args=given)  # type: ignore[attr-defined]
+            rank.start()
+        theirs.close()
+        rank.join(living.PATIENCE)
+        assert rank.exitcode == 1
 
 
 def test_two_presses_of_the_button_leave_nothing(forked: Pool, around: Around) -> None:

@@ -45,6 +45,15 @@ def test_each_call_begins_from_the_same_state(pool: Pool) -> None:
     assert first[0][2:] == [1, 1, 4]  # threads, gradients, bytes of a float
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="counted as Linux does")
+def test_what_a_call_has_used_is_given_back(pool: Pool) -> None:
+    pool.run(ranks.everyone)
+    every = [psutil.Process(pid) for pid in pool.processes]
+    before = [each.memory_full_info().uss for each in every]
+    assert pool.run(ranks.wasted) == [51, 51]
+    living.until(lambda: all(e.memory_full_info().uss < b + 20e6 for e, b in zip(every, before, strict=True)))
+
+
 def test_it_listens_on_127_0_0_1_alone(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> None:
     outward = [name for name, each in psutil.net_if_addrs().items() if any(_outward(one.address) for one in each)]
     pool.close()
