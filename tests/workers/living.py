@@ -26,6 +26,13 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
+def end(pid: int) -> None:
+    """Kill a process and wait until it has ended: on a busy machine that takes a while."""
+    process = psutil.Process(pid)
+    process.kill()
+    all_end([process])
+
+
 def below(pid: int | None = None) -> list[psutil.Process]:
     """All processes that a process has started, and theirs."""
     return [each for each in psutil.Process(pid).children(recursive=True) if alive(each)]

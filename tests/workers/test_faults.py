@@ -133,7 +133,7 @@ def test_the_end_of_the_server_is_survived(forked: Pool) -> None:
 
     forked.run(ranks.everyone)
     left = [psutil.Process(pid) for pid in forked.processes]
-    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+    living.end(forkserver._forkserver._forkserver_pid)
     living.until(lambda: not forked._crew or not forked._crew.ready)
     assert forked.run(ranks.everyone) == [[0, 10]] * 2
     living.all_end(left)
@@ -172,7 +172,7 @@ def test_closing_does_not_wait_for_a_server_that_loads_torch(around: Around) -> 
 
     server = forkserver._forkserver._forkserver_pid
     if server:
-        os.kill(server, signal.SIGKILL)
+        living.end(server)
     pool = Pool(2, "forkserver")
     returned: list[bool] = []
 
