@@ -31,11 +31,11 @@ class Tally:
 
     before: tuple[float, ...] = quantity("predictions of the first round")
     after: tuple[float, ...] = quantity("predictions of the second round")
-    elsewhere: int = quantity("writers who only predicted with other settings")
+    elsewhere: int = quantity("writers who of late only predicted with other settings")
     counts: Mapping[str, int] = quantity("how many predictions of each writer were read")
 
     def rows(self, answer: float | None = None) -> list[Row]:
-        """The histogram, from the lowest row to the highest.
+        """The histogram, from the lowest row that is not empty to the highest.
 
         >>> [(row.label, row.before) for row in Tally((160, 150, 160), (), 0, {}).rows()]
         [('150', 1), ('160', 2)]
@@ -53,11 +53,17 @@ class Tally:
             _counts(edges, each) for each in (self.before, self.after, [answer] if known and answer is not None else [])
         ]
         rows = zip(labels, *counts, strict=True) if numbers or known else ()
-        return [Row(label, before, after, bool(here)) for label, before, after, here in rows]
+        found = [Row(label, before, after, bool(here)) for label, before, after, here in rows]
+        full = [at for at, row in enumerate(found) if row.before or row.after or row.answer]
+        return found[full[0] : full[-1] + 1] if full else []
 
 
 def tally(
-    entries: Sequence[Entry], experiment: str, values: Mapping[str, Value], discussed: Mapping[str, int] | None = None
+    entries: Sequence[Entry],
+    experiment: str,
+    values: Mapping[str, Value],
+    discussed: Mapping[str, int] | None = None,
+    late: float = 0.0,
 ) -> Tally:
     """Count one vote a writer and round; `discussed`: how many predictions of each writer the first round had.
 
@@ -66,7 +72,8 @@ def tally(
     >>> found.before, found.after
     ((120,), (160,))
 
-    Rounds are told apart by the order in which each writer wrote: clocks of other machines are not compared.
+    Rounds are told apart by the order in which each writer wrote: clocks of other machines are not compared. Those who
+    only predicted with other settings count where they did so after `late`.
     """
     asked = [entry for entry in entries if entry.experiment == experiment]
     mine: dict[str, list[float]] = {}
@@ -79,7 +86,7 @@ def tally(
     return Tally(
         tuple(numbers[-1] for numbers in before if numbers),
         tuple(numbers[-1] for numbers in after if numbers),
-        len({entry.writer for entry in asked} - set(mine)),
+        len({entry.writer for entry in asked if entry.at >= late} - set(mine)),
         {writer: len(numbers) for writer, numbers in mine.items()},
     )
 

@@ -81,7 +81,11 @@ def test_a_class_is_shown_live_in_two_rounds_and_the_answer_when_asked(opened: O
     board.get_by_role("button", name="Reveal the answer").click()
     until(lambda: "It is 160 GFLOP/s." in board.inner_text())
     assert "160 ← the answer" in board.get_by_role("row", name="answer").inner_text()
-    assert page.evaluate(OUTSIDE) == []
+    board.get_by_role("button", name="Large type").click()
+    until(lambda: board.evaluate("e => e.classList.contains('lk-large')"))
+    for width in (1024, 700):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate(OUTSIDE) == []
 
 
 @pytest.mark.parametrize("dark", [False, True])

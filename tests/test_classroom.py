@@ -272,6 +272,13 @@ def test_other_settings_and_other_experiments_are_no_votes() -> None:
     assert found.before == (1,) and found.elsewhere == 1
 
 
+def test_other_settings_of_an_earlier_question_are_not_told() -> None:
+    early, late = (
+        Entry(writer, "roofline.ceiling", 2, {**SET, "bandwidth": 3}, at) for writer, at in (("a", 9), ("b", 11))
+    )
+    assert tally([early, late], "roofline.ceiling", SET, late=10).elsewhere == 1
+
+
 @given(
     st.lists(st.floats(-1e30, 1e30) | st.sampled_from([0.0, 1.0, 150.0])),
     st.lists(st.floats(-1e30, 1e30), max_size=5),
@@ -293,7 +300,9 @@ def test_few_numbers_are_rows_of_their_own_and_many_are_put_together() -> None:
         ("160", 2, False),
     ]
     many = Tally(tuple(range(100, 130)), (), 0, {})
-    assert [row.label for row in many.rows()][:3] == ["below 100", "100 … 105", "105 … 110"]
+    assert [row.label for row in many.rows()][:2] == ["100 … 105", "105 … 110"]
+    zeros = Tally((0.0,) * 20 + tuple(range(1, 11)), (), 0, {})
+    assert zeros.rows()[0].label == "0 … 1" and zeros.rows()[-1].label == "9 or more"
     wide = Tally(tuple(10.0**k for k in range(14)), (), 0, {})
     assert "100 … 1000" in [row.label for row in wide.rows()]
 

@@ -16,7 +16,7 @@ from labkit.declare import percent, three
 from labkit.labs._canvas import Canvas
 from labkit.labs._equivalence import Equal, Hand, Nothing, Tail
 from labkit.labs._experiment import Experiment
-from labkit.labs._map import WeightMap
+from labkit.labs._map import NOTHING, WeightMap
 from labkit.remember import remembered
 
 ROWS, COLUMNS = 32, 32
@@ -52,7 +52,7 @@ class Weights(Experiment[Comparison]):
         return "\n\n".join(inspect.getsource(function).rstrip() for function in shown)
 
     def layout(self, canvas: Canvas) -> None:
-        grid = canvas.figure.add_gridspec(1, 2, width_ratios=(5, 2), wspace=0.26)
+        grid = canvas.beside((5, 2), gap=4.6)
         self.axes = canvas.axes("position in the sequence", "sequence", position=grid[0], moving="xy")
         canvas.frame(self.axes, x=(0, COLUMNS), y=(8, 0))
         canvas.ticks(self.axes, x=[0, 16, 32])
@@ -81,7 +81,7 @@ class Weights(Experiment[Comparison]):
         canvas.ticks(self.axes, y=sorted({0, B // 2, B}))
         edges = [at for at in range(1, B) if result.microbatch[at] != result.microbatch[at - 1]]
         self.cuts.set_data([x for _ in edges for x in (0, COLUMNS, math.nan)], [y for y in edges for _ in range(3)])
-        both = [w for w in (*fitted.tolist(), *predicted.tolist(), 1.0) if w > 0]
+        both = [w for w in (*fitted.tolist(), *predicted.tolist(), 1.0) if w > NOTHING]
         low, high = min(both) / 1.6, max(both) * 1.6
         canvas.frame(self.side, x=(low, high), y=(B, 0))
         ends = [float(f"{end:.2g}") for end in (min(both), max(both)) if abs(math.log2(end)) > 1.2]
@@ -135,9 +135,11 @@ class Layers(Experiment[Comparison]):
         layers = list(result.per_layer.values())
         right, wrong = [each.right_norm for each in layers], [each.norm for each in layers]
         known = [norm for norm in (*right, *wrong) if norm > 0 and math.isfinite(norm)]
-        low, high = min(known) / 2, max(known) * 5
+        em, low, last = canvas.page.font, min(known) / 2, max(known)
+        room = min(0.7, 10.5 * em / (canvas.page.width - 7.6 * em))  # the share of the axes that the last words take
+        high = last * max(5.0, 1.25 * (1.25 * last / low) ** (room / (1 - room)))
         canvas.frame(self.axes, x=(low, high), y=(len(layers) - 0.5, -0.5))
-        canvas.ticks(self.axes, x=[2.0**k for k in range(-20, 20) if low < 2.0**k < high][-4:])
+        canvas.ticks(self.axes, x=[2.0**k for k in range(-20, 20) if low < 2.0**k < 2 * last][-4:])
         self.right.set_data(right, range(len(layers)))
         self.wrong.set_data(wrong, range(len(layers)))
         for at, (name, each) in enumerate(result.per_layer.items()):

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.gridspec import GridSpec
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
@@ -80,6 +81,7 @@ class Canvas:
         self._moving: list[Artist] = []
         self._axis: list[Axis] = []
         self._questions: dict[Axes, Text] = {}
+        self._gap = 0.0  # between axes side by side, in units of the page's text
         self._base: Any = None  # what stands still
         self._background: Any = None  # the same with the axes that move
         self._pixels: Pixels | None = None
@@ -101,6 +103,12 @@ class Canvas:
                 self._axis.append(axis)
         self._dress(axes)
         return axes
+
+    def beside(self, ratios: Sequence[float], gap: float) -> GridSpec:
+        """Places for axes side by side, so far apart in units of the page's text that words fit between them."""
+        self._gap = gap
+        self._margins()
+        return self.figure.add_gridspec(1, len(ratios), width_ratios=ratios)
 
     def line(self, axes: Axes, role: str, *, colour: str = "", label: str = "", **style: Any) -> Line2D:
         """A line or dots that look as their role does in all labs."""
@@ -200,6 +208,7 @@ class Canvas:
         self._moving.clear()
         self._axis.clear()
         self._questions.clear()
+        self._gap = 0.0
         self._base = self._pixels = None
 
     def draw(self) -> Pixels:
@@ -246,11 +255,13 @@ class Canvas:
         """Room for the labels, in units of the page's text; for a title only where somebody set one."""
         em, width, height = self.page.font, self.page.width, self.height
         titled = any(axes.get_title(loc) for axes in self.figure.axes for loc in ("left", "center", "right"))
+        gap = self._gap * em
         self.figure.subplots_adjust(
             left=5.4 * em / width,
             right=1 - 2.2 * em / width,
             bottom=3.6 * em / height,
             top=1 - (2.2 if titled else 1.2) * em / height,
+            wspace=2 * gap / (width - 7.6 * em - gap) if gap else None,
         )
 
     def _dress(self, axes: Axes) -> None:

@@ -23,6 +23,7 @@ from labkit.labs._words import settings
 from labkit.tally import Tally, close, tally
 
 HERE = pathlib.Path(__file__).parent
+OF_LATE = 300.0  # seconds; other settings before that were for another question
 
 
 class Board(anywidget.AnyWidget):
@@ -55,7 +56,7 @@ class Board(anywidget.AnyWidget):
         """Read the folder, and show what is there now."""
         with self._lock:
             said = [entry for entry in classroom.entries(self.folder) if entry.at >= self.since]
-            self.tally = tally(said, self.key, self._trial.values, self._discussed)
+            self.tally = tally(said, self.key, self._trial.values, self._discussed, time.time() - OF_LATE)
             self._show()
 
     def discuss(self) -> None:
@@ -119,7 +120,7 @@ class Board(anywidget.AnyWidget):
         rounds = [("Before", first), ("After", second)] if self._discussed is not None else [("", first)]
         said = [self._round(name, numbers) for name, numbers in rounds]
         if self.tally.elsewhere:
-            said.append(f"{self.tally.elsewhere} predicted with other settings only.")
+            said.append(f"{self.tally.elsewhere} predicted with other settings only, in the last five minutes.")
         if self._answer is not None:
             said.insert(0, f"It is {self._number(self._answer)}.")
         return " ".join(said)

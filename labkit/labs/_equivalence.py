@@ -173,7 +173,7 @@ class Hand(Experiment[ByHand]):
         before = result.stepped + (result.stepped - result.undivided) / 2
         places = (before, result.stepped, result.undivided)
         low, high = min(places), max(places)
-        pad = 0.25 * (high - low) or 1.0
+        pad = 0.35 * (high - low) or 1.0
         canvas.frame(self.axes, x=(low - pad, high + pad))
         canvas.ticks(self.axes, x=sorted({float(f"{place:.4g}") for place in places}))
         self.path.set_data([before, result.undivided], [0, 0])

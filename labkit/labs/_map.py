@@ -49,4 +49,5 @@ class WeightMap:
 
 
 def _times(weight: float) -> str:
+    weight = 0.0 if abs(weight) < NOTHING else weight
     return "?" if math.isnan(weight) else f"{show(float(f'{weight:.2g}'))}×"

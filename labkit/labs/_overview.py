@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import html
+import itertools
+from collections.abc import Iterable, Sequence
 
 from labkit import course, notices, progress
 from labkit.declare import show
@@ -33,11 +35,11 @@ class Overview:
         return f'{said}<div style="overflow-x:auto">{table}</div>'
 
     def summary(self) -> str:
-        """All of it in one sentence."""
-        predicted = sum(len(each.predicted(self.done)) for each in self.notebooks)
-        passed = len({name for each in self.notebooks for name in each.passed(self.done)})
-        asked = sum(len(each.experiments) for each in self.notebooks)
-        exercises = len({name for each in self.notebooks for name in each.exercises})
+        """All of it in one sentence; what stands in two notebooks counts once."""
+        every = self.notebooks
+        predicted = _count(each.predicted(self.done) for each in every)
+        passed = _count(each.passed(self.done) for each in every)
+        asked, exercises = _count(each.experiments for each in every), _count(each.exercises for each in every)
         return f"So far: {predicted} of {asked} experiments predicted, {passed} of {exercises} exercises passed."
 
     def cells(self, notebook: course.Notebook) -> tuple[str, str, str, str]:
@@ -75,6 +77,10 @@ def _number(notebook: course.Notebook) -> str:
 
 def _cell(words: str) -> str:
     return f'<td style="{LEFT};white-space:nowrap">{words}</td>'
+
+
+def _count(names: Iterable[Sequence[str]]) -> int:
+    return len(set(itertools.chain.from_iterable(names)))
 
 
 def _share(done: int, of: int) -> str:

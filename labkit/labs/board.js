@@ -35,7 +35,7 @@ function render({ model, el }) {
     reveal.classList.toggle('lk-primary', view.second && !view.revealed)
     if (shown === (shown = JSON.stringify([view.rows, view.second]))) return
     const most = Math.max(1, ...view.rows.flatMap(row => [row.before, row.after]))
-    const stroke = (count, kind) => h('span', { class: `lk-bar ${kind}`, 'aria-hidden': 'true', style: `width: ${14 * count / most}em` })
+    const stroke = (count, kind) => h('span', { class: `lk-bar ${kind}`, 'aria-hidden': 'true', style: `--share: ${count / most}` })
     const bar = (count, kind) => h('td', {}, ...(count ? [stroke(count, kind)] : []), ` ${count}`)
     const heads = [view.unit ? `prediction (${view.unit})` : 'prediction', ...(view.second ? ['before', 'after'] : ['how many'])]
     table.replaceChildren(h('thead', {}, h('tr', {}, ...heads.map(word => h('th', { scope: 'col' }, word)))),

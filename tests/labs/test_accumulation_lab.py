@@ -73,6 +73,29 @@ def test_a_projection_of_one_hides_an_error_of_27_per_cent() -> None:
     assert len(lab.page["tables"][0]["rows"]) == len(lab.result.per_layer) == 6
 
 
+@pytest.mark.parametrize("width", [320, 340, 440, 680])
+def test_words_fit_on_a_projector(width: int) -> None:
+    _cells.page = Page(width=width)
+    layers, weights = labkit.labs.accumulation("layers"), labkit.labs.accumulation("weights")
+    for lab in (layers, weights):
+        lab.step()
+    words = [text.get_window_extent() for text in layers._trial.experiment.words if text.get_text()]
+    assert len(words) == 6 and all(box.x1 < layers._canvas.figure.bbox.x1 for box in words)
+    experiment = weights._trial.experiment
+    edge = experiment.side.get_window_extent().x0
+    assert all(text.get_window_extent().x1 < edge for text in experiment.map.words if text.get_text())
+    left, right = (axes.xaxis.label.get_window_extent() for axes in (experiment.axes, experiment.side))
+    assert left.x1 + 6 < right.x0
+
+
+def test_a_weight_of_nothing_is_written_as_0() -> None:
+    lab = labkit.labs.accumulation("weights", rule="last-microbatch-only")
+    lab.step()
+    experiment = lab._trial.experiment
+    assert [words.get_text() for words in experiment.map.words[:8]] == ["0×"] * 6 + ["1×"] * 2
+    assert experiment.side.get_xlim()[0] > 0.1
+
+
 def test_two_trainings_are_drawn_while_they_run() -> None:
     lab = labkit.labs.accumulation("trainings", updates=10, rule="sum-of-means", learning_rate=3)
     lab.predict(1)

@@ -94,7 +94,14 @@ def test_what_lies_there_is_shown_as_words_or_not_at_all(board: Board, place: pa
     says(place, 10, 150)
     board.look()
     assert "<" not in json.dumps(board.view) and labels(board) == [("150", 1, 0, False)]
-    assert "1 predicted with other settings only." in board.text
+    assert "1 predicted with other settings only, in the last five minutes." in board.text
+
+
+def test_other_settings_of_the_last_question_are_forgotten(board: Board, place: pathlib.Path) -> None:
+    says(place, 1, 150, {**SET, "bandwidth": 3}, at=time.time() - 360)
+    says(place, 2, 150, at=time.time() - 360)
+    board.look()
+    assert board.text == "1 prediction, median 150 GFLOP/s."
 
 
 def test_what_is_old_is_not_of_this_class(place: pathlib.Path) -> None:

@@ -72,6 +72,14 @@ def test_every_notebook_on_disk_is_on_the_map_and_a_link() -> None:
     assert len(table().rows) == 16 and sorted(course.ABOUT) == list(course.ABOUT)
 
 
+def test_what_stands_in_two_notebooks_counts_once() -> None:
+    every = [name for each in course.notebooks() for name in each.experiments]
+    twice = next(name for name in every if every.count(name) > 1)
+    progress.predicted(twice, 3.0, 2.0, 0.5, {})
+    summary = _overview.overview().summary()
+    assert summary.startswith(f"So far: 1 of {len(set(every))} experiments predicted")
+
+
 def test_a_notebook_that_is_not_there_is_no_link(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(course, "HERE", tmp_path)
