@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -50,7 +50,7 @@ class Crew:
         self.processes: list[BaseProcess] = []
         self.pipes: list[Connection] = []
         self.clean = True  # whether no answer is due
-        self._over = False
+        self._over = self._late = False
         self._growing = threading.Lock()
         self._trouble: LabError | None = None
         self.folder = _folder()
@@ -78,12 +78,29 @@ class Crew:
     def call(self, message: bytes, seconds: float) -> list[Any]:
         """Say the same to every rank; what each answers."""
         self.clean = False
-        for rank, pipe in enumerate(self.pipes):
-            try:
-                pipe.send_bytes(message)
-            except OSError:
-                raise self._death(rank).error() from None
-        return self._answers(seconds)
+        with self._bounded(seconds + PATIENCE):
+            for rank, pipe in enumerate(self.pipes):
+                try:
+                    pipe.send_bytes(message)
+                except OSError:
+                    raise self._death(rank).error() from None
+            return self._answers(seconds)
+
+    @contextlib.contextmanager
+    def _bounded(self, seconds: float) -> Iterator[None]:
+        """End the ranks after that time: one that is stopped takes no large message, and this thread would wait."""
+
+        def end() -> None:
+            self._late = True
+            self.kill()
+
+        timer = threading.Timer(seconds, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def kill(self) -> None:
         """End all ranks at once, from any thread."""
@@ -204,6 +221,10 @@ class Crew:
             )
 
     def _death(self, rank: int) -> Fault:
+        if self._late:
+            return Fault(
+                "died", f"rank {rank} stopped halfway through a message, so all were ended: try the same again"
+            )
         process = self.processes[rank]
         process.join(1)
         code = process.exitcode

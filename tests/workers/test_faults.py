@@ -76,6 +76,16 @@ def test_a_hang_names_at_its_timeout_who_gave_no_answer_and_where_it_is(forked: 
     assert any("all_reduce" in note for note in error.__notes__)
 
 
+def test_a_stopped_rank_that_takes_no_message_is_ended(forked: Pool, around: Around) -> None:
+    forked.run(ranks.everyone)
+    were = forked.processes
+    os.kill(were[1], signal.SIGSTOP)
+    with pytest.raises(LabError, match=r"^rank 1 stopped halfway through a message, so all were ended: try the same"):
+        forked.run(ranks.sentinel, timeout=0.5, value="x" * 10_000_000)
+    around.nothing_is_left(forked, were)
+    assert forked.run(ranks.everyone) == [[0, 10]] * 2
+
+
 def test_a_hang_of_spawned_ranks(pool: Pool, around: Around) -> None:
     fails(pool, around, "in C", "^ranks 0 and 1 gave no answer within 0.5 s", 0.5)
 
