@@ -11,6 +11,7 @@ import difflib
 import inspect
 import math
 import numbers
+import re
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -199,6 +200,15 @@ def three(value: float) -> str:
     return show(float(f"{value:.3g}"))
 
 
+def whole(value: float) -> str:
+    """A rate as it is said: three digits, in thousands.
+
+    >>> whole(257_432.1), whole(51.23)
+    ('257,000', '51.2')
+    """
+    return f"{float(three(value)):,.0f}" if value >= 1000 else three(value)
+
+
 def percent(share: float) -> str:
     """A share in per cent, with three digits.
 
@@ -206,6 +216,18 @@ def percent(share: float) -> str:
     '26.5 %'
     """
     return f"{three(100 * share)} %"
+
+
+def counted(number: float, unit: str) -> str:
+    """A number with its unit: of things that are counted, 1 is one.
+
+    >>> counted(1, "microbatches"), counted(2, "rows"), counted(1, "GFLOP/s"), counted(1, "times")
+    ('1 microbatch', '2 rows', '1 GFLOP/s', '1 times')
+    """
+    said = show(number)
+    if said == "1" and unit != "times" and re.fullmatch(r"((good|ignored|optimizer) |all-)?[a-z]{3,}s", unit):
+        unit = unit.removesuffix("s" if not unit.endswith("ches") else "es")
+    return f"{said} {unit}".rstrip()
 
 
 def word(count: int) -> str:

@@ -19,13 +19,13 @@ def test_a_case_is_predicted_and_another_is_chosen(opened: Opened) -> None:
     page.get_by_label("What does the wrong loop give?").fill("5")
     page.get_by_role("button", name="Step", exact=True).click()
     until(lambda: words(page, "score") == "You predicted 5, it is 5: exactly.")
-    assert words(page, "headline") == "gradient: 5 in place of 3.5"
+    assert words(page, "headline") == "Gradient: 5 in place of 3.5"
     before = pixels(page)
     page.get_by_label("case", exact=True).select_option("B40 DDP bypassed")
     until(lambda: "hidden" in words(page, "sentence") and pixels(page) != before)
     assert page.evaluate("document.activeElement.tagName") != "BODY" and "5.5" not in words(page, "sentence")
     page.get_by_role("button", name="Step", exact=True).click()
-    page.locator(".lk-headline").filter(has_text="gradient of rank 0: 1 in place of 5.5").wait_for(timeout=60_000)
+    page.locator(".lk-headline").filter(has_text="Gradient of rank 0: 1 in place of 5.5").wait_for(timeout=60_000)
     found = Axe().run(page, context=".lk").response["violations"]
     assert [v["id"] for v in found if v["impact"] in ("serious", "critical")] == []
     link = page.locator(".jp-OutputArea-output a").first

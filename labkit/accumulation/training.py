@@ -74,14 +74,18 @@ class Trainings:
             outcome = "more than the seeds explain"
         else:
             outcome = "no difference that these seeds can tell"
+        apart = (
+            f". Seed by seed the second is higher by {gaps.mean():z.3f} ± {self.margin:.3f} (95 %, {len(gaps)} seeds)"
+        )
         return (
             f"After {self.updates[self.reached]} updates the held-out loss per token is {right} with token-mean "
-            f"and {wrong} with {self.rule}. Seed by seed the second is higher by {gaps.mean():.3f} ± {self.margin:.3f} "
-            f"(95 %, {len(gaps)} seeds): {outcome}."
+            f"and {wrong} with {self.rule}{apart if gaps.isfinite().all() else ''}: {outcome}."
         )
 
 
 def _range(values: Tensor) -> str:
+    if not values.isfinite().all():
+        return "no longer a number"
     return f"{values.mean():.3f} ({values.min():.3f} … {values.max():.3f})"
 
 

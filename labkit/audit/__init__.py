@@ -19,7 +19,7 @@ from labkit.audit.naming import objective as objective_gradient
 from labkit.audit.probes import probe as probe
 from labkit.audit.references import LossSum, Model64, References, Rounded, pieces
 from labkit.audit.report import Report as Report
-from labkit.audit.rounding import rounding
+from labkit.audit.rounding import rounding, way
 from labkit.audit.runs import Build, again, built, call, fewer, seeded
 from labkit.audit.watch import Watch
 from labkit.audit.window import Sampled, Window
@@ -88,6 +88,14 @@ def audit(
         raise LabError("loss_sum gives a copy of the model no gradient: try a loss_sum that computes with its argument")
     autocast = next((each.autocast for each in seen_windows if each.autocast), None)
     whole = twin.at(states[0]).references([concat(list(microbatches))]) if concat else None
+    losses = {dtype for each in seen_windows for dtype in each.losses}
+    explained = rounding(
+        model,
+        autocast,
+        losses,
+        still[0],
+        lambda: Rounded(model, sampled, loss_sum, autocast).at(states[0]).references(microbatches),
+    )
     seen = Seen(
         seen_windows,
         references,
@@ -96,12 +104,7 @@ def audit(
         owner,
         microbatches,
         word,
-        rounding(
-            model,
-            autocast,
-            still[0],
-            lambda: Rounded(model, sampled, loss_sum, autocast).at(states[0]).references(microbatches),
-        ),
+        max(explained, way(model, seen_windows)),
         again(build, sampled, microbatches),
         whole,
         fewer(build, sampled, microbatches, count),
@@ -215,6 +218,8 @@ def _cannot_tell(seen: Seen, faults: list[Fault], shown: Judged) -> tuple[str, .
     told = [f"{word} would look the same: take unequal counts, K at least 3" for word in sorted(words)]
     if shown.scaleless and any(step.summed for step in seen.windows[shown.at].real):
         told.append("the length of a gradient that an optimizer adds up by itself: try it with SGD")
+    if seen.windows[shown.at].unseen:
+        told.append("the gradient, where only the way that the weights went is seen: put it into .grad")
     if len(seen.windows) == 1 and seen.windows[0].left.any():
         told.append("whether what is left in .grad is cleared before the next window: ask for windows=2")
     return tuple(told)

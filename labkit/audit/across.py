@@ -113,7 +113,8 @@ def _watched(build: Any, loss_sum: Any, own: list[Any], windows: int) -> Seen:
     found = [twin.at(state).references(own) for state in states]
     autocast = next((each.autocast for each in seen if each.autocast), None)
     trial = Rounded(model, sampled, loss_sum, autocast)
-    explained = rounding(model, autocast, found[0], lambda: trial.at(states[0]).references(own))
+    losses = {dtype for each in seen for dtype in each.losses}
+    explained = rounding(model, autocast, losses, found[0], lambda: trial.at(states[0]).references(own))
     second = again(bare, sampled, own)
     fewer = tried(bare, sampled, own[:-1], windows) if _all(len(own) > 1) else None
     owner = torch.arange(len(own))

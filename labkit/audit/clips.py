@@ -38,6 +38,8 @@ def _by_yourself(seen: Seen, window: Window, brought: Tensor) -> tuple[Tensor, l
     moved = window.start - window.end
     if window.moves > 1:
         return brought, []
+    if window.unseen:  # of gradients inside a function transform nothing but this is seen
+        return moved, []
     for each in (window.left, window.hand, brought):
         rate = float(moved @ each / (each @ each)) if len(each) and each.any() else 0.0
         if rate > 0 and near(moved, rate * each, 1e-4):

@@ -82,7 +82,7 @@ class InPlace(TorchFunctionMode):
 
     def _shrunk(self, at: int, weight: Tensor, before: Tensor | None) -> None:
         """A parameter that became a multiple of itself was decayed by hand."""
-        if before is None or before.shape != weight.shape or not before.any():
+        if before is None or before.shape != weight.shape or not before.is_floating_point() or not before.any():
             return
         factor = float((weight * before).sum() / (before * before).sum())
         if 0 < factor < 1 and torch.allclose(weight, factor * before, rtol=1e-5, atol=0.0):

@@ -69,5 +69,7 @@ def _scaleless(window: Window, gradient: Tensor, faults: list[Fault]) -> bool:
     """Whether the length of the gradient is not the one that was stepped with."""
     if any(fault.word in SCALELESS for fault in faults):
         return window.scale == 1.0
+    if window.unseen:
+        return True
     summed = sum((step.gradient for step in window.real if step.summed), torch.zeros_like(gradient))
     return bool(summed.any()) and torch.equal(summed, gradient)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
 
 from labkit.audit.references import References
+from labkit.audit.window import Window
 from labkit.errors import LabError
 from labkit.tolerance import depth, tolerance, unit_roundoff
 
@@ -18,14 +19,20 @@ MARGIN = 4.0  # another scale of the loss and another order of the terms round o
 
 
 def rounding(
-    model: nn.Module, autocast: torch.dtype | None, right: References, trial: Callable[[], References]
+    model: nn.Module,
+    autocast: torch.dtype | None,
+    losses: Iterable[torch.dtype],
+    right: References,
+    trial: Callable[[], References],
 ) -> float:
     """The relative error that rounding explains, never less than a few digits of the dtype.
 
     In half precision a bound would explain anything. There `trial` runs the same microbatches in that precision: MARGIN
-    times what they lose by it, and what a sum in .grad loses, is explained.
+    times what they lose by it, and what a sum in .grad loses, is explained. `losses`: dtypes in which backwards began;
+    float64 weights under a float32 loss have the digits of float32.
     """
-    dtype = max([*_dtypes(model), *([autocast] if autocast else [])], key=lambda each: torch.finfo(each).eps)
+    coarse = (each for each in losses if each in LEAST)
+    dtype = max([*_dtypes(model), *coarse, *([autocast] if autocast else [])], key=lambda each: torch.finfo(each).eps)
     if dtype not in LEAST:
         return _tried(model, right, trial)
     try:
@@ -33,6 +40,13 @@ def rounding(
     except LabError:
         return LEAST[dtype]
     return max(LEAST[dtype], min(bound, 10 * LEAST[dtype]))
+
+
+def way(model: nn.Module, windows: Iterable[Window]) -> float:
+    """The relative error of a gradient that is read off the weights, which were rounded where they came to stand."""
+    u = max(unit_roundoff(dtype) for dtype in _dtypes(model))
+    errors = (u * float(each.end.norm() / (each.end - each.start).norm()) for each in windows if each.unseen)
+    return min(max(errors, default=0.0), MOST)
 
 
 def _tried(model: nn.Module, right: References, trial: Callable[[], References]) -> float:

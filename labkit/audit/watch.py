@@ -116,16 +116,17 @@ class Watch:
     def _profile(self, frame: FrameType, event: str, value: Any) -> None:
         code = frame.f_code
         if id(code) in PASSES:
-            self._pass(event)
+            self._pass(event, frame)
         elif id(code) in CLIPS and event in ("call", "return"):
             self._clip(CLIPS[id(code)], event, frame)
         elif code.co_name in NAMES:
             self._method(code.co_name, event, frame)
 
-    def _pass(self, event: str) -> None:
+    def _pass(self, event: str, frame: FrameType) -> None:
         if event == "call":
             if not self.depth:
                 self._look()
+                self.window.losses |= _dtypes(frame.f_locals.get("tensors", frame.f_locals.get("outputs")))
             self.depth += 1
         elif event == "return":
             self.depth -= 1
@@ -268,6 +269,11 @@ class Watch:
 
 
 NAMES = {"step", "unscale_", "update_parameters"}
+
+
+def _dtypes(roots: Any) -> set[torch.dtype]:
+    """Those of what a backward begins at."""
+    return {each.dtype for each in (roots if isinstance(roots, (list, tuple)) else [roots]) if isinstance(each, Tensor)}
 
 
 def _parameters(optimizer: Any) -> list[Tensor]:

@@ -101,6 +101,7 @@ class Window:
     moves: int = 0  # how often the weights were found elsewhere
     skipped: int = 0  # optimizer steps that the scaler left out
     autocast: torch.dtype | None = None
+    losses: set[torch.dtype] = field(default_factory=set)  # in which backwards began
     inputs: list[tuple[int, int]] = field(default_factory=list)  # shape of the first [b, T] that each forward was given
     counts: dict[int, tuple[float, float]] = field(default_factory=dict)  # Adam's own count when first met, at the end
     start: Tensor = field(default_factory=lambda: torch.zeros(0))
@@ -111,6 +112,12 @@ class Window:
     def before(self) -> list[Pass]:
         """The backward passes that the last optimizer step could see; all, where there is no step."""
         return self.passes[: max((step.passes for step in self.steps), default=len(self.passes))]
+
+    @property
+    def unseen(self) -> bool:
+        """Whether the weights were moved once by hand, and no gradient was seen anywhere."""
+        seen = self.passes or self.left.any() or self.hand.any()
+        return not self.steps and not seen and self.moves == 1
 
     @property
     def real(self) -> list[Step]:

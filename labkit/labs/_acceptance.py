@@ -14,11 +14,11 @@ from labkit.acceptance import Record, candidates
 from labkit.acceptance.candidates import Followed
 from labkit.acceptance.record import FAILED, GATES, NOT_RUN, PASSED, UNSURE
 from labkit.check.verdict import listed
-from labkit.declare import percent, show, three
+from labkit.declare import counted, percent, show, three
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment, tables
 
-PLACES = (0.03, 0.075, 0.285)  # of the figure: where mark, name and words of a gate stand
+PLACES = (0.02, 0.055, 0.28)  # of the figure: where mark, name and words of a gate stand
 FLOOR = 1e-17  # nat: a difference of 0 stands here on a logarithmic axis
 LOOPS = (candidates.token_mean, candidates.mean_of_means, candidates.half_sum, candidates.new_trainer)
 
@@ -57,6 +57,7 @@ class Acceptance(Experiment[Record]):
         free: dict[str, Any] = {"linestyle": "none", "markersize": 9, "clip_on": False, "transform": across}
         self.right, self.wrong = (canvas.line(self.gates, role, **free) for role in ("right", "wrong"))
         self.speed = canvas.axes("valid tokens/s of each run", "", position=grid[1], moving="x")
+        self.speed.xaxis.set_major_formatter(lambda value, _: three(value))
         canvas.frame(self.speed, y=(-0.6, 1.6))
         self.speed.set_yticks([0, 1], ["new", "base"])
         self.asked = canvas.line(self.speed, "reference")
@@ -70,7 +71,10 @@ class Acceptance(Experiment[Record]):
 
     def draw(self, canvas: Canvas, result: Record) -> None:
         marks: dict[str, list[float]] = {PASSED: [], FAILED: []}
+        size = canvas.page.points * min(1.0, canvas.page.width / (27 * canvas.page.font))
         for at, (gate, said) in enumerate(zip(result.gates, short(result), strict=True)):
+            for words in (self.names[at], self.words[at]):
+                words.set_fontsize(size)  # the longest has to stay in a narrow picture
             self.names[at].set(text=gate.name, position=(PLACES[1], at))
             self.words[at].set(text=said, position=(PLACES[2], at))
             self.signs[at].set(text={UNSURE: "?", NOT_RUN: "–"}.get(gate.outcome, ""), position=(PLACES[0], at))
@@ -95,7 +99,7 @@ class Acceptance(Experiment[Record]):
             room = 0.06 * (ends[1] - ends[0]) or 1.0
             far = [each for each in ends if abs(each - wanted) > 3 * room]
             canvas.frame(self.speed, x=(ends[0] - room, ends[1] + room))
-            canvas.ticks(self.speed, x=sorted(float(f"{each:.3g}") for each in (*far, wanted)))
+            canvas.ticks(self.speed, x=sorted((*far, wanted)))
 
     def _untimed(self, canvas: Canvas) -> None:
         canvas.frame(self.speed, x=(0, 1))
@@ -119,7 +123,7 @@ class Acceptance(Experiment[Record]):
         stopped = next((gate.name for gate in result.gates if gate.outcome == FAILED), "")
         unsure = [gate.name for gate in result.gates if gate.outcome == UNSURE]
         why = f"it fails at {stopped}" if stopped else f"open at {listed(unsure)}" if unsure else "four gates passed"
-        return f"{result.verdict}: {why}"
+        return f"{result.verdict.capitalize()}: {why}"
 
     def describe(self, result: Record) -> str:
         gates = " ".join(
@@ -157,6 +161,11 @@ def _median(values: tuple[float, ...]) -> float:
     return statistics.median(values) if values else math.nan
 
 
+def _decade(value: float, _: object = None) -> str:
+    """A tick of the differences: all powers of ten below 1 in one way, and the floor as 0."""
+    return "0" if value < 2 * FLOOR else f"{value:.0e}" if value < 1 else show(value)
+
+
 class Traces(Experiment[Followed]):
     """Two trainings, and how far rounding takes them apart."""
 
@@ -167,7 +176,7 @@ class Traces(Experiment[Followed]):
     note = (
         "Measured. Above: the loss, line for the base, marks for the candidate. Below: how far they are apart; the "
         "line is as far as three control runs went whose gradients were moved by what rounding can do. "
-        "Dot: inside. Cross: outside. A difference of 0 stands on the axis."
+        "Dot: inside. Cross: outside. 0 stands below the powers of ten."
     )
     run = staticmethod(candidates.traces)
     aspect = 0.66
@@ -181,7 +190,7 @@ class Traces(Experiment[Followed]):
         self.loss = canvas.axes("", "loss (nat)", position=grid[0], moving="xy")
         self.loss.tick_params(labelbottom=False)
         self.apart = canvas.axes("updates made", "apart (nat)", position=grid[1], moving="xy", log="y")
-        self.apart.yaxis.set_major_formatter(lambda value, _: "0" if value < 2 * FLOOR else show(value))
+        self.apart.yaxis.set_major_formatter(_decade)
         self.base = canvas.line(self.loss, "reference")
         self.band = canvas.line(self.apart, "reference", linewidth=1.6)
         self.marks = {
@@ -217,9 +226,11 @@ class Traces(Experiment[Followed]):
         canvas.frame(self.loss, y=(low - room, high + room))
         canvas.ticks(self.loss, y=[float(f"{low:.3g}"), float(f"{high:.3g}")])
         top = max(*result.difference, *result.band)
-        canvas.frame(self.apart, y=(FLOOR / 3, 30 * top))
-        canvas.ticks(self.apart, y=[FLOOR, *(10.0**at for at in (-12, -8, 0) if 10.0**at < 30 * top)])
-        self.said.set_position((places[-1], 1.5 * result.band[-1]))
+        canvas.frame(self.apart, y=(FLOOR / 30, 30 * top))
+        canvas.ticks(self.apart, y=[FLOOR, *(10.0**at for at in (-12, -8, -4, 0) if 10.0**at < 30 * top)])
+        late = result.band[3 * places[-1] // 4 :]
+        height, va = (2 * max(late), "bottom") if inside[-1] else (min(late) / 2, "top")  # away from the marks
+        self.said.set(position=(places[-1], height), va=va)
 
     def answer(self, result: Followed) -> float:
         return float(result.outside)
@@ -241,8 +252,8 @@ class Traces(Experiment[Followed]):
         if not result.telling:
             telling = f"That is more than 1 % of {far}, how far training took the loss, so nothing is told"
         return (
-            f"After {updates} updates the base's loss is {three(result.base[-1])} and the candidate's "
-            f"{three(result.candidate[-1])} nat. They are at most {apart:.1g} nat apart, and outside of what rounding "
-            f"explains after {show(result.outside)} of the updates.{first} Rounding grows to "
+            f"After {counted(updates, 'updates')} the base's loss is {three(result.base[-1])} and the candidate's "
+            f"{three(result.candidate[-1])} nat. They are at most {three(apart)} nat apart, and outside of what "
+            f"rounding explains after {show(result.outside)} of the updates.{first} Rounding grows to "
             f"{result.band[-1]:.1g} nat. {telling}. In one gradient rounding explains {result.tolerance:.1g}."
         )

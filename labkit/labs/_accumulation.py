@@ -135,16 +135,18 @@ class Layers(Experiment[Comparison]):
         layers = list(result.per_layer.values())
         right, wrong = [each.right_norm for each in layers], [each.norm for each in layers]
         known = [norm for norm in (*right, *wrong) if norm > 0 and math.isfinite(norm)]
-        em, low, last = canvas.page.font, min(known) / 2, max(known)
-        room = min(0.7, 10.5 * em / (canvas.page.width - 7.6 * em))  # the share of the axes that the last words take
-        high = last * max(5.0, 1.25 * (1.25 * last / low) ** (room / (1 - room)))
+        low, last = min(known) / 2, max(known)
+        em = canvas.page.font / (canvas.page.width - 7.6 * canvas.page.font)  # as a share of the axes
+        room = min(0.7, 11.7 * em)  # for the words beside the last dot
+        high = last * max(5.0, (last / low) ** (room / (1 - room)))
         canvas.frame(self.axes, x=(low, high), y=(len(layers) - 0.5, -0.5))
-        canvas.ticks(self.axes, x=[2.0**k for k in range(-20, 20) if low < 2.0**k < 2 * last][-4:])
+        canvas.ticks(self.axes, x=[float(f"{end:.2g}") for end in (min(known), last)])
         self.right.set_data(right, range(len(layers)))
         self.wrong.set_data(wrong, range(len(layers)))
         for at, (name, each) in enumerate(result.per_layer.items()):
-            self.words[at].set_text(f"{name.split('.')[-1]}: {percent(each.relative_error)} off")
-            self.words[at].set_position((max(right[at], wrong[at]) * 1.25, at))
+            off = "equal" if result.equal else f"{percent(each.relative_error)} off"
+            self.words[at].set_text(f"{name.split('.')[-1]}: {off}")
+            self.words[at].set_position((max(right[at], wrong[at]) * (high / low) ** (1.2 * em), at))
 
     def tables(self, result: Comparison) -> list[dict[str, Any]]:
         fields = ("right_norm", "norm", "norm_ratio", "cosine", "projection", "relative_error")
@@ -155,7 +157,12 @@ class Layers(Experiment[Comparison]):
         return 100 * result.relative_error
 
     def headline(self, result: Comparison) -> str:
-        return f"Projection {result.projection:.2f}, and yet {percent(result.relative_error)} off"
+        if result.equal:
+            return f"{result.rule}: {judged(result)}"
+        projection = f"{result.projection:.2f}"
+        return (
+            f"Projection {projection}, {'and yet ' if projection == '1.00' else ''}{percent(result.relative_error)} off"
+        )
 
     def describe(self, result: Comparison) -> str:
         return (
@@ -183,23 +190,33 @@ class Training(Experiment[Trainings]):
         canvas.frame(self.axes, x=(0, 200), y=(2, 6))
         self.thin = [canvas.line(self.axes, "reference", colour=role, linewidth=0.8) for role in ("right", "wrong")]
         self.thick = [canvas.line(self.axes, role, marker="", linewidth=2.5) for role in ("right", "wrong")]
-        self.words = [canvas.text(self.axes, ha="right", va=va) for va in ("top", "bottom")]
+        self.words = [canvas.text(self.axes, ha="right") for _ in self.thick]
 
     def draw(self, canvas: Canvas, result: Trainings) -> None:
         updates, gap = result.updates.tolist(), [math.nan]
         known = torch.stack([result.right, result.wrong])
         finite = known[known.isfinite()]
         low, high = float(finite.min()), float(finite.max())
-        pad = 0.1 * (high - low) + 0.01
+        pad = 0.16 * (high - low) + 0.01
         canvas.frame(self.axes, x=(0, updates[-1]), y=(low - pad, high + pad))
         canvas.ticks(self.axes, x=[0, updates[-1] // 2, updates[-1]], y=[float(f"{low:.2g}"), float(f"{high:.2g}")])
-        last = result.reached
-        for at, (losses, word) in enumerate(((result.right, "token-mean"), (result.wrong, result.rule))):
+        self._name(canvas, result, 0.03 * (high - low))
+        for at, losses in enumerate((result.right, result.wrong)):
             self.thin[at].set_data([*updates, *gap] * len(losses), [y for row in losses.tolist() for y in (*row, *gap)])
             self.thick[at].set_data(updates, losses.mean(0).tolist())
-            self.words[at].set_text(word if last else "")
-            height = float(losses[:, last].mean())
-            self.words[at].set_position((updates[last] * 0.98, height + (-1, 1)[at] * (high - low) * 0.04))
+
+    def _name(self, canvas: Canvas, result: Trainings, spare: float) -> None:
+        """Put one word above all losses that stand where it stands, and the other below them."""
+        em, end, last = canvas.page.font, int(result.updates[-1]), result.reached
+        known = torch.stack([result.right, result.wrong])
+        crossed = bool(known[0, :, last].mean() > known[1, :, last].mean())
+        for words, word, above in zip(self.words, ("token-mean", result.rule), (crossed, not crossed), strict=True):
+            wide = end * min(0.9, 0.6 * len(word) * em / (canvas.page.width - 7.6 * em))
+            edge = max(0.98 * int(result.updates[last]), wide)
+            there = known[..., (result.updates >= edge - wide) & (result.updates <= edge + 0.1 * end)]
+            there = there[there.isfinite()] if there.isfinite().any() else known[..., 0]
+            height = there.max() + spare if above else there.min() - spare
+            words.set(text=word if last else "", position=(edge, float(height)), va="bottom" if above else "top")
 
     def answer(self, result: Trainings) -> float:
         return float(result.gaps.mean())

@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from matplotlib.transforms import blended_transform_factory
+
 from labkit import hunt
 from labkit.audit import Report
 from labkit.declare import three
@@ -15,6 +17,8 @@ from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment
 from labkit.labs._report import ASPECT, COUNTED, Weighed, told, weight
 from labkit.nets import valid_tokens
+
+PLACES = (0.015, 0.37, 0.41)  # of the figure: where a measurement's name, mark and words stand
 
 
 class Loops(Experiment[Report]):
@@ -94,12 +98,16 @@ class Hidden(Experiment[Hunt]):
         self.axes.set_axis_off()
         self.axes.spines[:].set_visible(False)
         self.axes.set(xlim=(0, 1), ylim=(len(self.names) + 2.1, -0.6))
-        self.given = [canvas.text(self.axes, va="center") for _ in range(2)]
-        self.rows = [canvas.text(self.axes, va="center") for _ in self.names]
-        self.found = [canvas.text(self.axes, va="center") for _ in self.names]
-        self.unknown = [canvas.text(self.axes, "?", role="muted", va="center", fontweight="bold") for _ in self.names]
-        self.right = canvas.line(self.axes, "right", linestyle="none", markersize=8)
-        self.wrong = canvas.line(self.axes, "wrong", linestyle="none", markersize=9)
+        across = blended_transform_factory(canvas.figure.transFigure, self.axes.transData)
+        style: dict[str, Any] = {"va": "center", "transform": across}
+        self.given = [canvas.text(self.axes, **style) for _ in range(2)]
+        self.rows = [canvas.text(self.axes, **style) for _ in self.names]
+        self.found = [canvas.text(self.axes, **style) for _ in self.names]
+        style |= {"ha": "center", "fontweight": "bold"}
+        self.unknown = [canvas.text(self.axes, "?", role="muted", **style) for _ in self.names]
+        free: dict[str, Any] = {"linestyle": "none", "clip_on": False, "transform": across}
+        self.right = canvas.line(self.axes, "right", markersize=8, **free)
+        self.wrong = canvas.line(self.axes, "wrong", markersize=9, **free)
 
     def tease(self, canvas: Canvas, values: Mapping[str, Any]) -> None:
         canvas.hide(self.axes, 0.5, 5)
@@ -112,7 +120,7 @@ class Hidden(Experiment[Hunt]):
             f"with padding: {window.positions}, labels: {window.labelled}",
         )
         for at, words in enumerate(said):
-            self.given[at].set(text=words, position=(0, at), visible=True)
+            self.given[at].set(text=words, position=(PLACES[0], at), visible=True)
 
     def draw(self, canvas: Canvas, result: Hunt) -> None:
         self._give(hunt.case(result.case).window)
@@ -120,13 +128,13 @@ class Hidden(Experiment[Hunt]):
         marks: dict[bool, list[float]] = {True: [], False: []}
         for at, name in enumerate(self.names):
             row, each = at + 2.5, known.get(name)
-            self.rows[at].set(text=name, position=(0, row))
-            self.unknown[at].set(text="" if each else "?", position=(0.37, row))
-            self.found[at].set(text=said(each) if each else "", position=(0.41, row))
+            self.rows[at].set(text=name, position=(PLACES[0], row))
+            self.unknown[at].set(text="" if each else "?", position=(PLACES[1], row))
+            self.found[at].set(text=said(each) if each else "", position=(PLACES[2], row))
             if each:
                 marks[each.off].append(row)
         for line, off in ((self.right, False), (self.wrong, True)):
-            line.set_data([0.38] * len(marks[off]), marks[off])
+            line.set_data([PLACES[1]] * len(marks[off]), marks[off])
 
     def tables(self, result: Hunt) -> list[dict[str, Any]]:
         given = ["valid tokens", ", ".join(map(str, result.counts)), ""]

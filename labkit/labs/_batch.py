@@ -69,7 +69,8 @@ class Planner(Experiment[Planned]):
         _place(self.sizes, [(x + 0.5, y + 0.5, str(result.plan.microbatch)) for x, y in tiles])
         _place(self.rows, [(-width / 60, y + 0.5, str(row or "⋮")) for y, row in enumerate(rows)])
         _place(self.columns, [(x + 0.5, height * 1.01, str(column or "⋯")) for x, column in enumerate(columns)])
-        shared = "a row is one replica: " + (
+        between = "\n" if canvas.page.width < 30 * canvas.page.font else " "
+        shared = f"a row is one replica:{between}" + (
             f"{result.devices} devices that share its sequences" if result.devices > 1 else "one device"
         )
         left_out = f"{result.replicas - PLACES + 1:,} more replicas" if 0 in rows else ""
@@ -154,7 +155,8 @@ class Reverse(Experiment[Wanted]):
         for line, exact in ((self.right, True), (self.wrong, False)):
             mine = [way for way in result.ways if (way.off == 0) == exact]
             line.set_data([way.microbatch for way in mine], [off[way] for way in mine])
-        few = largest <= MUCH and max(way.accumulation for way in result.ways) < 100
+        most = min(MUCH, (canvas.page.width / canvas.page.font - 7.6) / 4)  # so many words stand side by side
+        few = largest <= most and max(way.accumulation for way in result.ways) < 100
         told = result.ways if few else (result.best,)
         for words, sign, side in (
             (self.over, 1, [w for w in told if w.off >= 0]),
@@ -225,6 +227,8 @@ class Plans(Experiment[TwoPlans]):
         widest = max(2.0, *(max(ratio, 1 / ratio) for ratio in ratios if ratio > 0))
         canvas.frame(self.axes, x=(widest**-1.15, widest**1.15))
         canvas.ticks(self.axes, x=[float(f"{each:.4g}") for each in (1 / widest, 1, widest)])
+        for marks in (self.right, self.wrong):
+            marks.set_markersize(min(9, canvas.height / 50))  # rows that are close leave room for words alone
         self.one.set_data([1] * len(result.rows), range(len(result.rows)))
         changed = [at for at, row in enumerate(result.rows) if not row.same]
         same = [at for at, row in enumerate(result.rows) if row.same]

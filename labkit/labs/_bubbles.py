@@ -43,7 +43,7 @@ class Timeline(Experiment[Timelines]):
         self.bubbles, self.forward, self.backward = (
             canvas.bar(self.axes, role, linewidth=13) for role in ("faint", "modelled", "text")
         )
-        self.numbers = [canvas.text(self.axes, role="faint", ha="center", va="center") for _ in range(NUMBERED)]
+        self.numbers = [canvas.text(self.axes, role="paper", ha="center", va="center") for _ in range(NUMBERED)]
         self.names = [canvas.text(self.axes, ha="right", va="center") for _ in range(8)]
         self.kept = [canvas.text(self.axes, ha="left", va="center") for _ in range(4)]
         self.blocks = [canvas.text(self.axes, ha="left", va="center") for _ in range(2)]
@@ -65,7 +65,7 @@ class Timeline(Experiment[Timelines]):
             words.set_position((1.02 * total, _height(rank + P, P)))
         shares = (("modelled", result.bubble), ("measured", result.measured_bubble))
         for at, (words, (name, share)) in enumerate(zip(self.blocks, shares, strict=True)):
-            words.set(text=f"{name}: {percent(share)} bubble", position=(0, _height(at * P, P) - 0.8))
+            words.set(text=f"{name}: {percent(share)} bubble", position=(0.01 * total, _height(at * P, P) - 0.9))
 
     def _number(self, canvas: Canvas, works: tuple[Work, ...], total: float) -> None:
         narrowest = min(work.end - work.begin for work in works) / (1.24 * total)

@@ -12,7 +12,7 @@ from torch import Tensor
 from labkit import cadence
 from labkit.cadence import schedule as schedules
 from labkit.cadence import stepping, updates
-from labkit.declare import percent, show, three
+from labkit.declare import counted, percent, show, three, times
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment
 from labkit.labs._translated import Translated
@@ -51,7 +51,9 @@ class Count(Experiment[cadence.Count]):
         self.one.set_data([0.85, last * 1.2], [1, 1])
         self.formula.set_data(steps, result.formula.tolist())
         self.measured.set_data(steps, result.measured.tolist())
-        self.words[0].set(text=three(result.first), position=(1.08, result.first / 1.06))
+        falls = len(steps) > 1 and result.formula[1] < result.formula[0]
+        self.words[0].set(text=three(result.first), va="bottom" if falls else "top")
+        self.words[0].set_position((1.08, result.first * (1.06 if falls else 1 / 1.06)))
         peak = three(result.largest) if result.largest_at > 1 else ""
         self.words[1].set(text=peak, position=(result.largest_at, result.largest * 1.08))
 
@@ -61,12 +63,13 @@ class Count(Experiment[cadence.Count]):
     def headline(self, result: cadence.Count) -> str:
         if result.accumulation_steps == 1:
             return "K = 1: counting microbatches is counting steps"
-        peak = f", {three(result.largest)} times at step {result.largest_at}" if result.largest_at > 1 else ""
+        peaked = result.largest_at > 1 and three(result.largest) != "1"
+        peak = f", {three(result.largest)} times at step {result.largest_at}" if peaked else ""
         return f"The first update is {three(result.first)} times its right size{peak}"
 
     def describe(self, result: cadence.Count) -> str:
         return (
-            f"t advances {result.accumulation_steps} times an update. Update over right update: {result.first:.3f} at "
+            f"t advances {times(result.accumulation_steps)} an update. Update over right update: {result.first:.3f} at "
             f"step 1, at most {result.largest:.3f} at step {result.largest_at}, {result.last:.3f} at step "
             f"{int(result.steps[-1])}. Formula and torch differ by {result.off:.1g}, rounding explains "
             f"{result.tolerance.value:.1g}."
@@ -89,14 +92,15 @@ class Moments(Experiment[cadence.Moments]):
         canvas.frame(self.axes, x=(1, 300), y=(0, 1.2))
         canvas.ticks(self.axes, x=[1, 10, 100], y=[0, 0.5, 1])
         self.lines = [canvas.line(self.axes, role, markersize=5) for role in ("right", "wrong")]
-        for word, height, va in (("once a step", 0.98, "top"), ("K times a step", 0.02, "bottom")):
+        for word, height, va in (("dots: once a step", 0.98, "top"), ("crosses: K times a step", 0.02, "bottom")):
             canvas.label(self.axes, 0.98, height, word, ha="right", va=va)
 
     def draw(self, canvas: Canvas, result: cadence.Moments) -> None:
         steps, last = result.steps.tolist(), int(result.steps[-1])
         both = torch.cat([result.right, result.wrong])
         low, high = min(0.0, float(both.min())), max(1.0, float(both.max()))
-        canvas.frame(self.axes, x=(0.9, last * 1.1), y=(low - 0.2, high + 0.2))
+        room = max(0.2, 0.14 * (high - low))  # for the words above and below
+        canvas.frame(self.axes, x=(0.9, last * 1.1), y=(low - room, high + room))
         canvas.ticks(self.axes, x=[10**k for k in range(4) if 10**k <= last], y=_round_ticks(low, high))
         for line, values in zip(self.lines, (result.right, result.wrong), strict=True):
             line.set_data(steps, values.tolist())
@@ -148,13 +152,14 @@ class Path(Experiment[updates.Path]):
         self.wrong = canvas.line(self.axes, "wrong", markersize=6)
         self.right = canvas.line(self.axes, "right", markersize=5)
         self.least = canvas.line(self.axes, "reference", linestyle="none", marker="+", markersize=14)
-        self.start = canvas.text(self.axes, "start", ha="center", va="bottom")
+        self.start = canvas.text(self.axes, "start", ha="right", va="center")
 
     def draw(self, canvas: Canvas, result: updates.Path) -> None:
         both = torch.cat([result.right, result.wrong, result.minimum[None]])
         low, high = both.amin(0), both.amax(0)
         middle, half = (low + high) / 2, 0.6 * (high - low).clamp(min=0.5)
         (left, bottom), (right, top) = (middle - half).tolist(), (middle + half).tolist()
+        left -= 0.08 * (right - left)  # room for a word beside the start
         canvas.frame(self.axes, x=(left, right), y=(bottom, top))
         canvas.ticks(self.axes, x=_inside(left, right), y=_inside(bottom, top))
         self.levels.set_data(*_ellipses(result))
@@ -162,7 +167,7 @@ class Path(Experiment[updates.Path]):
         self.wrong.set_data(*result.wrong.T.tolist())
         self.least.set_data(*result.minimum[:, None].tolist())
         x, y = result.right[0].tolist()
-        self.start.set_position((x, y + 0.04 * (top - bottom)))
+        self.start.set_position((x - 0.02 * (right - left), y))
 
     def answer(self, result: updates.Path) -> float:
         return 0.0 if result.equal else 100 * result.distance / result.travelled
@@ -176,7 +181,7 @@ class Path(Experiment[updates.Path]):
         windows = len(result.right) - 1
         found = rule(result.rule)
         return (
-            f"{result.rule} changes {found.changes}. After {windows} windows the loss above the least is "
+            f"{result.rule} changes {found.changes}. After {counted(windows, 'windows')} the loss above the least is "
             f"{three(float(result.wrong_loss[-1]))}, by the right path {three(float(result.right_loss[-1]))}. "
             f"What it looks like: {found.looks_like}. The fix: {found.fix}."
         )
@@ -216,8 +221,9 @@ class State(Experiment[updates.State]):
     question = "After the first optimizer step: how many times its right value?"
     unit = "times"
     note = (
-        "Dots and crosses: measured with torch's optimizers. Lines: the closed form. A weight without gradient under "
-        "decoupled decay; the momentum buffer under a constant gradient; an average after its weight jumped to 1."
+        "Measured with torch's optimizers: dots, once a step; crosses, K times. Lines: the closed form. A weight "
+        "without gradient under decoupled decay; the momentum buffer under a constant gradient; an average after its "
+        "weight jumped to 1."
     )
     run = staticmethod(updates.state)
 
@@ -256,9 +262,10 @@ class State(Experiment[updates.State]):
     def describe(self, result: updates.State) -> str:
         last, found = int(result.steps[-1]), rule(result.rule)
         return (
-            f"After {last} optimizer steps: {three(float(result.wrong[-1]))}, right is {three(float(result.right[-1]))}"
-            f". Half of the start is gone after {three(result.half_life_wrong)} steps and not after "
-            f"{three(result.half_life_right)}. What it looks like: {found.looks_like}. The fix: {found.fix}."
+            f"After {counted(last, 'optimizer steps')}: {three(float(result.wrong[-1]))}, right is "
+            f"{three(float(result.right[-1]))}. Half of the start is gone after {three(result.half_life_wrong)} steps "
+            f"and not after {three(result.half_life_right)}. What it looks like: {found.looks_like}. The fix: "
+            f"{found.fix}."
         )
 
 
@@ -270,8 +277,8 @@ class Schedules(Experiment[schedules.Schedules]):
     question = "After how many optimizer steps is the learning rate 0?"
     unit = "steps"
     note = (
-        "Measured: torch's LambdaLR, really stepped; linear warmup, then a cosine. Below: optimizer steps. Above: "
-        "the sequences seen until then."
+        "Measured: torch's LambdaLR, really stepped; linear warmup, then a cosine. Solid: once a step. Dashed: by the "
+        "rule. Below: optimizer steps. Above: the sequences seen until then."
     )
     run = staticmethod(schedules.schedules)
     shown = (schedules.warmup_cosine, schedules.stepped)
@@ -294,7 +301,8 @@ class Schedules(Experiment[schedules.Schedules]):
         early = result.wrong_ends < U
         self.end.set(text=f"0 at step {result.wrong_ends}" if early else "", position=(result.wrong_ends, 0.03))
         for words, at in zip(self.seen, (0, U // 2, U), strict=True):
-            words.set(text=f"{int(result.samples[at]):,} sequences" if at else "", position=(at, 1.02))
+            unit = " sequences" if at == U else ""
+            words.set(text=f"{int(result.samples[at]):,}{unit}" if at else "", position=(at, 1.02))
 
     def answer(self, result: schedules.Schedules) -> float:
         return float(result.wrong_ends)
@@ -308,9 +316,9 @@ class Schedules(Experiment[schedules.Schedules]):
             f"{result.rule}: warmup ends after {result.wrong_warmup_ends} optimizer steps, meant were "
             f"{result.warmup_ends}. The learning rates add up to {percent(result.area_ratio)} of the right sum. "
             f"Counted in microbatches, an evaluation every {schedules.EVALUATE_EVERY} runs "
-            f"{result.evaluations_wrong} times, not {result.evaluations_right}; a loss scale that grows after "
-            f"{show(schedules.GROWTH_INTERVAL)} grows {result.scaler_growths_wrong} times, not "
-            f"{result.scaler_growths_right}."
+            f"{result.evaluations_wrong} times, meant were {result.evaluations_right}; a loss scale that grows after "
+            f"{show(schedules.GROWTH_INTERVAL)} grows {result.scaler_growths_wrong} times, meant "
+            f"were {result.scaler_growths_right}."
         )
 
 

@@ -66,6 +66,17 @@ class Patch:
     lengths: bytes
 
 
+def even(low: float, high: float) -> list[float]:
+    """At most five round numbers from low to high, evenly apart.
+
+    >>> even(0.83, 1.42), even(0, 37)
+    ([1.0, 1.2, 1.4], [0.0, 10.0, 20.0, 30.0])
+    """
+    ten = 10.0 ** math.floor(math.log10((high - low) / 4))
+    step = next(ten * each for each in (1, 2, 2.5, 5, 10) if (high - low) / (ten * each) <= 4)
+    return [round(step * k, 12) for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
 class Canvas:
     """What an experiment draws on.
 

@@ -65,7 +65,7 @@ class Words:
 
     def _words(self, canvas: Canvas, artist: Text, words: str, row: float, size: float) -> float:
         columns = int((canvas.page.width - canvas.page.font) / (LETTER * canvas.page.font * size))
-        return self._place(canvas, artist, textwrap.wrap(words, columns), row, size)
+        return self._place(canvas, artist, textwrap.wrap(words, columns, break_on_hyphens=False), row, size)
 
     def _fit(self, canvas: Canvas, code: str, size: float) -> float:
         """The size in which the code is no wider than the picture."""
@@ -112,8 +112,8 @@ class One(Experiment[Ran]):
         self.axes.set(yticks=[], ylim=(1.6, -0.6))
         self.axes.spines["left"].set_visible(False)
         self.zero = canvas.line(self.axes, "reference")
-        self.bars = {role: canvas.bar(self.axes, role) for role in ("wrong", "right")}
-        self.ends = {role: canvas.line(self.axes, role, linestyle="none", markersize=9) for role in ("wrong", "right")}
+        self.bars = {role: canvas.bar(self.axes, role, linewidth=6) for role in ("wrong", "right")}
+        self.ends = {role: canvas.line(self.axes, role, linestyle="none", markersize=11) for role in ("wrong", "right")}
         self.values = {role: canvas.text(self.axes, va="center") for role in ("wrong", "right")}
         self.asked = canvas.text(self.axes, transform=self.axes.transAxes, fontweight="bold", va="bottom")
         canvas.frame(self.axes, x=(0, 1))
@@ -148,16 +148,17 @@ class One(Experiment[Ran]):
             self.bars[role].set_data([0, *there], [row] * (1 + len(there)))
             self.ends[role].set_data(there, [row] * len(there))
             said = f"{role} {show(value)}" if there else ""
-            self.values[role].set(text=said, position=(max(value, 0.0) + 0.04 * span if there else 0, row))
+            self.values[role].set(text=said, position=(max(value, 0.0) + 0.06 * span if there else 0, row))
 
     def answer(self, result: Ran) -> float:
         return result.compared.wrong
 
     def headline(self, result: Ran) -> str:
         number = result.compared
+        said = f"{number.name[0].upper()}{number.name[1:]}: {show(number.wrong)}"
         if math.isnan(number.right):
-            return f"{number.name}: {show(number.wrong)}, and the right loop runs"
-        return f"{number.name}: {show(number.wrong)} in place of {show(number.right)}"
+            return f"{said}, and the right loop runs"
+        return f"{said} in place of {show(number.right)}"
 
     def describe(self, result: Ran) -> str:
         case, number = casebook.find(result.case), result.compared
@@ -193,15 +194,15 @@ class Many(Experiment[Overview]):
     question = "How many of the cases are off by less than the factor?"
     unit = "cases"
     note = (
-        "Measured: every case is run, wrong over right, signs left out. Crosses stand left of the line where a number "
-        "is too small. Between the two dotted lines: within the factor."
+        "Measured: every case is run, wrong over right, signs left out. Dots: right. Crosses: wrong, left of the line "
+        "where a number is too small. Between the two dotted lines: within the factor."
     )
     run = staticmethod(casebook.overview)
     aspect = 1.15
 
     def layout(self, canvas: Canvas) -> None:
         self.most = len(casebook.all())
-        grid = canvas.figure.add_gridspec(1, 2, width_ratios=(5, 9), wspace=0.02)
+        grid = canvas.figure.add_gridspec(1, 2, width_ratios=(6.5, 7.5), wspace=0.02)
         self.axes = canvas.axes("wrong / right", "", position=grid[1], log="x", moving="x")
         self.axes.set(yticks=[], ylim=(self.most - 0.3, -0.7), xlim=(0.1, 20))
         self.axes.spines["left"].set_visible(False)
@@ -223,8 +224,8 @@ class Many(Experiment[Overview]):
         order = sorted(range(len(result.ratios)), key=lambda at: result.ratios[at])
         ratios = [result.ratios[at] for at in order]
         low, high = min(*ratios, 1 / result.within, 0.5), max(*ratios, result.within, 2.0)
-        canvas.frame(self.axes, x=(low / 1.5, high * (high / low) ** 0.35))
-        canvas.ticks(self.axes, x=[at for at in (0.1, 0.25, 1.0, 4.0, 10.0) if low / 1.5 < at < high * 1.5])
+        canvas.frame(self.axes, x=(low / 1.5, high * (high / low) ** 0.5))
+        canvas.ticks(self.axes, x=[at for at in (0.25, 1.0, 4.0) if low / 1.5 < at < high * 1.5])
         canvas.frame(self.axes, y=(max(len(ratios), 6) - 0.3, -0.7))
         ends = [-0.7, self.most]
         self.one.set_data([1, 1], ends)
@@ -232,8 +233,10 @@ class Many(Experiment[Overview]):
         self.band.set_data([edges[0]] * 2 + [math.nan] + [edges[1]] * 2, [*ends, math.nan, *ends])
         self.right.set_data([1] * len(ratios), range(len(ratios)))
         self.wrong.set_data(ratios, range(len(ratios)))
+        size = 0.86 * canvas.page.points * min(1.0, canvas.page.width / (28 * canvas.page.font))
         for row, (name, value) in enumerate(zip(self.names, self.values, strict=True)):
             there = row < len(ratios)
+            name.set_fontsize(size)  # the longest has to stay in a narrow picture
             name.set(text=result.titles[order[row]] if there else "", position=(-0.02, row))
             value.set(text=three(ratios[row]) if there else "", position=(1, row))
 

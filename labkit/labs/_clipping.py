@@ -62,7 +62,7 @@ class Orders(Experiment[Ordered]):
         high = max(shown) * span**0.35
         low = min(shown) / span**0.15
         self._frame(canvas, low, high, K)
-        near = [t for t in _tens(low, high) if abs(math.log(t / result.right_weight)) > 0.1 * math.log(high / low)]
+        near = [t for t in _tens(low, high) if abs(math.log(t / result.right_weight)) > 0.15 * math.log(high / low)]
         canvas.ticks(self.axes, x=sorted([*near, float(three(result.right_weight))]))
         rows = range(1, K + 1)
         self.right.set_data([result.right_weight] * 2, [0.4, K + 0.6])
@@ -92,12 +92,13 @@ class Orders(Experiment[Ordered]):
         K = len(result.weights)
         weights = [_weight(result, at) for at in range(K)]
         listed = ", ".join(weights if K <= 8 else [*weights[:3], "…", weights[-1]])
+        off = f"{result.relative_error:.1g}" if result.equal else three(result.relative_error)
         refused = f" torch's unscale_ refuses this order, so it is by hand. {result.refused}" if result.refused else ""
         return (
             f"{result.rule}: the microbatches weigh {listed}; clip-once gives each {three(result.right_weight)}. "
             f"The gradient is {three(result.whole)} long before any clip, clip-once steps with "
             f"{three(result.right_norm)}, this order with {three(result.norm)}. Relative error "
-            f"{result.relative_error:.2g}, rounding alone explains {result.tolerance.value:.1g}.{refused}"
+            f"{off}, rounding alone explains {result.tolerance.value:.1g}.{refused}"
         )
 
 
@@ -177,7 +178,7 @@ class Clip(Experiment[Clips]):
     def headline(self, result: Clips) -> str:
         if result.clipped == 0:
             return "No microbatch is longer than c: no difference"
-        return f"Clipped once {three(result.once)}, each {three(result.each)} and turned by {three(result.angle)}°"
+        return f"Clipped once: {three(result.once)} long; each: {three(result.each)}, turned by {three(result.angle)}°"
 
     def describe(self, result: Clips) -> str:
         shortest, longest = three(float(result.norms.min())), three(float(result.norms.max()))

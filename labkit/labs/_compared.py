@@ -7,9 +7,9 @@ import math
 from typing import Any
 
 from labkit import decision
-from labkit.declare import percent, three
+from labkit.declare import percent, three, whole
 from labkit.device import Spread
-from labkit.labs._canvas import Canvas
+from labkit.labs._canvas import Canvas, even
 from labkit.labs._experiment import Experiment, tables
 from labkit.throughput import compared, timing
 
@@ -24,17 +24,6 @@ def scaled(spread: Spread, factor: float) -> Spread:
     """
     ends = {field.name: factor * getattr(spread, field.name) for field in dataclasses.fields(spread)}
     return Spread(**{**ends, "count": spread.count})
-
-
-def even(low: float, high: float) -> list[float]:
-    """At most five round numbers from low to high, evenly apart.
-
-    >>> even(0.83, 1.42), even(0, 37)
-    ([1.0, 1.2, 1.4], [0.0, 10.0, 20.0, 30.0])
-    """
-    ten = 10.0 ** math.floor(math.log10((high - low) / 4))
-    step = next(ten * each for each in (1, 2, 5, 10) if (high - low) / (ten * each) <= 4)
-    return [round(step * k, 12) for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 class Tokens(Experiment[compared.Change]):
@@ -79,8 +68,9 @@ class Tokens(Experiment[compared.Change]):
         self.good.lay(*(([0], spans[2:]) if spans and not lost else ([], [])))
         self.bad.lay(*(([0], spans[2:]) if lost else ([], [])))
         for at, words in enumerate(self.words):
-            words.set_text(three(spans[at][1]) if spans else "")
-            words.set_position((spans[at][1] if spans else 1.0, 2.18 - at))
+            middle = spans[at][1] if spans else 1.0
+            x, ha = _beside(middle, 0.1 * math.log(high / low))
+            words.set(text=three(middle) if spans else "", position=(x, 2.18 - at), ha=ha)
 
     def answer(self, result: compared.Change) -> float:
         return result.gain(result.valid).median
@@ -106,9 +96,17 @@ class Tokens(Experiment[compared.Change]):
         )
 
 
+def _beside(ratio: float, near: float) -> tuple[float, str]:
+    """Where the words of a ratio stand, and how: over its dot, or beside it where they would lie on the line at 1."""
+    if abs(math.log(ratio)) > near:
+        return ratio, "center"
+    return (1.02 * ratio, "left") if ratio >= 1 else (ratio / 1.02, "right")
+
+
 def _fours(low: float, high: float) -> list[float]:
-    powers = [4.0**k for k in range(-8, 9) if low <= 4.0**k <= high]
-    return powers[:: -(-len(powers) // 5)]
+    """At most five powers of four; of two where they are so few."""
+    twos, fours = ([base**k for k in range(-16, 17) if low <= base**k <= high] for base in (2.0, 4.0))
+    return twos if len(twos) <= 5 else fours[:: -(-len(fours) // 5)]
 
 
 class Decision(Experiment[compared.Runs]):
@@ -156,7 +154,7 @@ class Decision(Experiment[compared.Runs]):
             spread.lay([0] * len(mine), mine)
         late = bar > (low + high) / 2
         self.words[0].set(text=f"{bar:.4g}", position=(bar, 2.62), ha="right" if late else "left")
-        self.words[1].set(text=found.verdict if found else "", position=((low + high) / 2, -0.22))
+        self.words[1].set(text=found.verdict if found else "", position=((low + high) / 2, -0.27))
 
     def answer(self, result: compared.Runs) -> float:
         assert result.decision
@@ -171,12 +169,13 @@ class Decision(Experiment[compared.Runs]):
     def describe(self, result: compared.Runs) -> str:
         if result.progress < 1 or not result.decision:
             return "The runs are under way, before and after in turn."
-        before, after = (Spread.of(side) for side in (result.before, result.after))
+        sides = (Spread.of(side) for side in (result.before, result.after))
+        (was, *past), (now, *ends) = (map(whole, (side.median, side.lowest, side.highest)) for side in sides)
         said = result.decision.explain()
         which = "The very same setting twice" if result.same else "b = {} against b = {}".format(*result.microbatches)
         return (
-            f"{which}: {before.median:,.0f} valid tokens/s before ({before.lowest:,.0f} … {before.highest:,.0f}), "
-            f"{after.median:,.0f} after ({after.lowest:,.0f} … {after.highest:,.0f}). {said[0].upper()}{said[1:]}"
+            f"{which}: {was} valid tokens/s before ({' … '.join(past)}), {now} after ({' … '.join(ends)}). "
+            f"{said[0].upper()}{said[1:]}"
         )
 
     def tables(self, result: compared.Runs) -> list[dict[str, Any]]:

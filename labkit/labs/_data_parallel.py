@@ -8,7 +8,7 @@ from typing import Any
 
 from labkit import rules
 from labkit.data_parallel import compare, hook, loops, sync
-from labkit.declare import percent, three, times
+from labkit.declare import counted, percent, three, times
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment
 from labkit.labs._ranks import Death, Disagreement, Empty, Shards, Unlike
@@ -56,15 +56,17 @@ class Weights(Experiment[compare.Recipe]):
     def describe(self, result: compare.Recipe) -> str:
         rule = rules.rule(result.recipe)
         said = [
-            f"rank {int(rank)}: {three(w)} ({int(n)} tokens)"
+            f"rank {int(rank)}: {three(round(w, 9))} ({int(n)} tokens)"
             for rank, w, n in zip(result.owner, result.fitted[0].tolist(), result.counts, strict=True)
         ]
         fix = "" if rule.right else f" The fix: {loops.WORLD if result.recipe == 'mean-of-means' else rule.fix}."
+        fine = result.relative_error <= result.tolerance.value
+        off = f"{result.relative_error:.1g}" if fine else percent(result.relative_error)
         apart = f" Another rank's gradient is {percent(result.apart)} away." if result.apart > 1e-9 else ""
         return (
             f"Weight × N of each microbatch in the first rank's gradient: {', '.join(said)}. Norm ratio "
             f"{three(result.norm_ratio)}, cosine {three(result.cosine)}, relative error "
-            f"{percent(result.relative_error)}; rounding explains {result.tolerance.value:.1g}.{apart} What it looks "
+            f"{off}; rounding explains {result.tolerance.value:.1g}.{apart} What it looks "
             f"like: {rule.looks_like}.{fix}"
         )
 
@@ -122,8 +124,8 @@ class NoSync(Experiment[sync.Collectives]):
             said.append(f"{each.name}: {each.all_reduces}, {off}{ranks}")
         once = result.patterns[0].bytes / result.patterns[0].all_reduces / 1e3
         return (
-            f"{result.ranks} ranks, K = {result.accumulation_steps}, all-reduces of {three(once)} kB. By what stands "
-            f"inside no_sync: {'; '.join(said)}."
+            f"{counted(result.ranks, 'ranks')}, K = {result.accumulation_steps}, all-reduces of {three(once)} kB. By "
+            f"what stands inside no_sync: {'; '.join(said)}."
         )
 
 
@@ -168,7 +170,8 @@ class Buckets(Experiment[sync.Buckets]):
         return (
             f"bucket_cap_mb = {three(result.cap)}: {_often(result)} of {sizes} MiB, together "
             f"{result.bytes:,} bytes. One synchronised backward takes {three(result.backward.median)} ms, the fastest "
-            f"of {result.backward.count} {three(result.backward.lowest)}, the slowest {three(result.backward.highest)}."
+            f"of {result.backward.count} takes {three(result.backward.lowest)}, the slowest "
+            f"{three(result.backward.highest)}."
         )
 
 

@@ -36,7 +36,7 @@ class Nothing(Experiment[Empty]):
     def draw(self, canvas: Canvas, result: Empty) -> None:
         errors = [100 * each.relative_error for each in result.policies]
         top = max([1.0, *(error for error in errors if math.isfinite(error))])
-        canvas.frame(self.axes, x=(0, 2 * top))
+        canvas.frame(self.axes, x=(0, 2.2 * top))
         canvas.ticks(self.axes, x=[0, float(f"{top:.2g}")])
         for at, each in enumerate(result.policies):
             length = errors[at] if math.isfinite(errors[at]) else 0.0
@@ -50,6 +50,8 @@ class Nothing(Experiment[Empty]):
 
     def headline(self, result: Empty) -> str:
         empty = sum(n == 0 for n in result.counts)
+        if not empty:
+            return "Every microbatch has a target: by hand and library agree"
         return f"{empty} of {len(result.counts)} microbatches without a target: three policies, three gradients"
 
     def describe(self, result: Empty) -> str:
@@ -80,7 +82,7 @@ class Tail(Experiment[accumulation.Tail]):
     shown = (rules.tail_divided_by_k, rules.carried_over)
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("microbatch, numbered through both epochs", "optimizer step", moving="xy")
+        self.axes = canvas.axes("microbatch, through both epochs", "optimizer step", moving="xy")
         canvas.frame(self.axes, x=(0, 20), y=(6, 0))
         self.map = WeightMap(canvas, self.axes, 48, 48)
         self.epoch = canvas.line(self.axes, "reference", linewidth=1.5)
@@ -96,9 +98,10 @@ class Tail(Experiment[accumulation.Tail]):
         return max(result.norm_ratio, key=lambda ratio: abs(math.log(ratio)) if ratio > 0 else math.inf)
 
     def headline(self, result: accumulation.Tail) -> str:
-        return (
-            f"The most wrong of {len(result.norm_ratio)} steps is {three(self.answer(result))} times its right length"
-        )
+        worst, steps = self.answer(result), len(result.norm_ratio)
+        if abs(worst - 1) < 1e-9:
+            return f"All {steps} steps have their right length"
+        return f"The most wrong of {steps} steps is {three(worst)} times its right length"
 
     def describe(self, result: accumulation.Tail) -> str:
         steps = ", ".join(f"{three(ratio)}" for ratio in result.norm_ratio)
@@ -122,7 +125,7 @@ class Equal(Experiment[Conditions]):
         self.axes = canvas.axes("relative error of the update", "", log="x", moving="")
         self.axes.set_yticks([])
         canvas.frame(self.axes, x=(1e-17, 100), y=(-1, 1))
-        canvas.ticks(self.axes, x=[1e-16, 1e-12, 1e-8, 1e-4, 1])
+        canvas.ticks(self.axes, x=[1e-16, 1e-8, 1])
         self.bound = canvas.line(self.axes, "modelled")
         self.right = canvas.line(self.axes, "right", linestyle="none", markersize=11)
         self.wrong = canvas.line(self.axes, "wrong", linestyle="none", markersize=11)
@@ -180,7 +183,8 @@ class Hand(Experiment[ByHand]):
         self.before.set_data([before], [0])
         self.right.set_data([result.stepped], [0])
         self.wrong.set_data([result.undivided], [0])
-        for words, place, height in zip(self.words, places, (0.45, -0.6, 0.45), strict=True):
+        above = 0.45 if high > low else 0.75  # a step of nothing: all at one place
+        for words, place, height in zip(self.words, places, (0.45, -0.6, above), strict=True):
             words.set_position((place, height))
 
     def answer(self, result: ByHand) -> float:

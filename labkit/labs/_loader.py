@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from labkit.declare import three
-from labkit.labs._canvas import Canvas
-from labkit.labs._compared import even, scaled
+from labkit.labs._canvas import Canvas, even
+from labkit.labs._compared import scaled
 from labkit.labs._experiment import Experiment
 from labkit.throughput import loader
 
@@ -61,7 +61,9 @@ class Loader(Experiment[loader.Loader]):
             mine = [(each.lower, each.median, each.upper)] if each.count else []
             self.measured[at].lay([0.78 - at] * len(mine), mine)
             self.words[at].set_text(f"{three(each.median)} ms" if mine else "")
-            self.words[at].set_position((max(models[at], each.upper if mine else 0) + most / 40, 0.78 - at))
+            end = each.upper if mine else 0.0
+            beside = end if end + 0.35 * most < models[at] else max(models[at], end)
+            self.words[at].set_position((beside + most / 20, 0.78 - at))
         wide = [span > 0.2 * most for span in (load, compute)]
         for name, word, middle, shown in zip(
             self.names, ("load", "compute"), (load / 2, load + compute / 2), wide, strict=True

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from labkit.declare import percent, three
-from labkit.labs._canvas import Canvas
+from labkit.declare import counted, percent, three
+from labkit.labs._canvas import Canvas, even
 from labkit.labs._experiment import Experiment
 from labkit.packing import mixing as mixture
 from labkit.packing.mixing import Mixture, Order
@@ -28,7 +28,7 @@ class Kinds(Experiment[Mixture]):
     shown = (mixture.by_documents, mixture.by_tokens)
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("share of the first kind (%)", "cosine with each kind's gradient", moving="y")
+        self.axes = canvas.axes("share of the first kind (%)", "cosine with each kind", moving="y")
         self.curves = [canvas.line(self.axes, "reference", linestyle=style, linewidth=1.6) for style in ("-", "--")]
         self.right = canvas.line(self.axes, "right", linestyle="none", markersize=10)
         self.wrong = canvas.line(self.axes, "wrong", linestyle="none", markersize=11)
@@ -44,8 +44,8 @@ class Kinds(Experiment[Mixture]):
     def draw(self, canvas: Canvas, result: Mixture) -> None:
         low = float(result.cosines.min())
         room = 1 - low
-        canvas.frame(self.axes, y=(low - 0.28 * room, 1 + 0.16 * room))
-        canvas.ticks(self.axes, y=sorted({float(f"{low:.2g}"), float(f"{(1 + low) / 2:.2g}"), 1.0}))
+        canvas.frame(self.axes, y=(low - 0.38 * room, 1 + 0.16 * room))
+        canvas.ticks(self.axes, y=even(low, 1))
         for curve, cosines in zip(self.curves, result.cosines.tolist(), strict=True):
             curve.set_data((100 * result.shares).tolist(), cosines)
         for at, (names, x) in enumerate(zip(self.names, (99, 1), strict=True)):
@@ -53,11 +53,11 @@ class Kinds(Experiment[Mixture]):
             names.set_position((x, 1 + 0.03 * room))
         for marks, way in zip((self.right, self.wrong), result.ways, strict=True):
             marks.set_data([100 * way.share] * 2, way.cosines)
-        heights = (low - 0.04 * room, low - 0.14 * room)
+        heights = (low - 0.07 * room, low - 0.21 * room)
         for words, way, height in zip(self.words, result.ways, heights, strict=True):
-            words.set_position((min(86, max(14, 100 * way.share)), height))
+            words.set_position((min(82, max(18, 100 * way.share)), height))
         shares = [100 * way.share for way in result.ways for _ in range(3)]
-        ends = [y for way in result.ways for y in (max(way.cosines), heights[0], math.nan)]
+        ends = [y for way in result.ways for y in (max(way.cosines), low - 0.04 * room, math.nan)]
         self.drops.set_data(shares, ends)
 
     def answer(self, result: Mixture) -> float:
@@ -74,10 +74,11 @@ class Kinds(Experiment[Mixture]):
             f"with {first} and {way.cosines[1]:.3f} with {second}"
             for way in result.ways
         )
-        off = percent(result.ways[1].relative_error)
+        off = percent(round(result.ways[1].relative_error, 9))
         return (
-            f"{result.documents[0]} documents of {first} with {result.tokens[0]} targets, {result.documents[1]} of "
-            f"{second} with {result.tokens[1]}. {ways}: {off} off the gradient that the mixture asks for."
+            f"{counted(result.documents[0], 'documents')} of {first} with {result.tokens[0]} targets, "
+            f"{result.documents[1]} of {second} with {result.tokens[1]}. {ways}: {off} off the gradient that the "
+            "mixture asks for."
         )
 
 
@@ -105,13 +106,13 @@ class Epoch(Experiment[Order]):
 
     def draw(self, canvas: Canvas, result: Order) -> None:
         apart = (100 * result.apart).tolist()
-        steps, top = len(apart) - 1, max(*apart, 1e-6)
+        steps, top = len(apart) - 1, max(*apart, 1.0)
         canvas.frame(self.axes, x=(-0.03 * steps, 1.2 * steps), y=(-0.04 * top, 1.15 * top))
-        canvas.ticks(self.axes, x=sorted({0, steps // 2, steps}), y=[0, float(f"{top / 2:.2g}"), float(f"{top:.2g}")])
+        canvas.ticks(self.axes, x=sorted({0, steps // 2, steps}), y=even(0, 1.15 * top))
         self.line.set_data(range(len(apart)), apart)
         self.dots.set_data(range(len(apart)), apart)
-        self.end.set_text(percent(result.end))
-        self.end.set_position((1.02 * steps, apart[-1]))
+        self.end.set_text(percent(round(result.end, 9)))
+        self.end.set_position((1.04 * steps, apart[-1]))
 
     def answer(self, result: Order) -> float:
         return 100 * result.end

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from labkit import noise
-from labkit.declare import three
+from labkit.declare import three, whole
 from labkit.device import Spread
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment
@@ -37,7 +37,8 @@ class Voters(Experiment[noise.Voters]):
 
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("b, voters in a poll", "spread of the average", log="xy", moving="")
-        canvas.frame(self.axes, x=(0.5, 3e6), y=(1e-4, 1.5))
+        canvas.frame(self.axes, x=(0.5, 3e6), y=(7e-5, 1.5))
+        self.axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         canvas.ticks(self.axes, x=[1, 100, 10_000, 1_000_000], y=[0.0001, 0.001, 0.01, 0.1, 1])
         self.formula = canvas.line(self.axes, "modelled")
         self.measured = canvas.spread(self.axes)
@@ -57,14 +58,14 @@ class Voters(Experiment[noise.Voters]):
         return result.ratio
 
     def headline(self, result: noise.Voters) -> str:
-        return f"{result.many:,} voters or {result.few:,}: {three(result.ratio)} times less spread"
+        return f"{result.many:,} voters or {result.few:,}: {whole(result.ratio)} times less spread"
 
     def describe(self, result: noise.Voters) -> str:
         few, many = (float(result.spread[result.voters == size]) for size in (result.few, result.many))
         return (
-            f"The averaged gradient of a poll of {result.few:,} lies {three(few)} from that of all, of a poll of "
-            f"{result.many:,} {three(many)} (root mean square over the polls). Measured ratio {three(result.ratio)}, "
-            f"√({result.many:,} / {result.few:,}) = {three(result.expected)}."
+            f"The averaged gradient of a poll of {result.few:,} lies {three(few)} from that of all, that of a poll "
+            f"of {result.many:,} lies {three(many)} from it (root mean square over the polls). Measured ratio "
+            f"{whole(result.ratio)}, √({result.many:,} / {result.few:,}) = {whole(result.expected)}."
         )
 
 
@@ -111,7 +112,7 @@ class Norms(Experiment[noise.Norms]):
         self.rings.set_data([b[at] for at in used], [float(result.measured[at]) for at in used])
         self.estimate.lay([2 * G], [ends])
         self.naive.set_data([max(low, min(result.naive, high))], [2 * G])
-        self.label.set_position((low * 1.15, G / 1.05))
+        self.label.set_position((low * (high / low) ** 0.02, G / 1.2))
         said = f"{_scale(result.estimated)} (closed form {three(result.noise_scale)})"
         self.words.set(text=said, position=(high / 1.1, top))
 

@@ -42,7 +42,7 @@ class Statistics(Experiment[normalization.Statistics]):
         self.sheet = self.axes.imshow(np.full((1, 1), np.nan), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         canvas.move(self.sheet)
         self.axes.set_aspect("auto")
-        self.side = canvas.axes("activation of one channel", "", position=grid[1], moving="xy")
+        self.side = canvas.axes("activation", "", position=grid[1], moving="xy")
         self.side.yaxis.set_visible(False)
         canvas.frame(self.side, x=(0, 1), y=(4, 0))
         canvas.frame(self.axes, x=(0, 8), y=(4, 0))
@@ -58,7 +58,8 @@ class Statistics(Experiment[normalization.Statistics]):
         for axes in (self.axes, self.side):
             canvas.frame(axes, y=(high, 0))
         canvas.frame(self.axes, x=(0, high * shape))
-        canvas.ticks(self.axes, y=sorted({0, rows // 2, rows}))
+        apart = ((0, 12), (rows // 2, 4), (rows, math.inf))  # flat rows leave no room for a number at each
+        canvas.ticks(self.axes, y=sorted({at for at, times in apart if times * rows > high}))
         channel = int((result.means - result.mean).abs().amax(0).argmax())
         means, deviations = result.means[:, channel], result.variances[:, channel].sqrt()
         mean, deviation = float(result.mean[channel]), float(result.variance[channel].sqrt())
@@ -137,13 +138,13 @@ class Remedies(Experiment[normalization.Remedies]):
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("relative error of the gradient", "", log="x", moving="")
         self.axes.set_yticks([])
-        canvas.frame(self.axes, x=(LOWEST * 1e-22, 100), y=(5.6, -0.6))
+        canvas.frame(self.axes, x=(LOWEST / 10, 100), y=(5.6, -0.9))
         canvas.ticks(self.axes, x=[1e-16, 1e-8, 1])
         self.bars = [canvas.line(self.axes, "modelled", linewidth=6, alpha=0.35) for _ in range(6)]
         self.right = canvas.line(self.axes, "right", linestyle="none", markersize=10)
         self.wrong = canvas.line(self.axes, "wrong", linestyle="none", markersize=10)
         for at, name in enumerate(normalization.COSTS):
-            canvas.label(self.axes, 0.01, 1 - (at + 0.6) / 6.2, name, va="center", ha="left")
+            canvas.label(self.axes, 0.01, 1 - (at + 0.68) / 6.5, name, va="bottom", ha="left")
 
     def draw(self, canvas: Canvas, result: normalization.Remedies) -> None:
         for dots, equal in ((self.right, True), (self.wrong, False)):
@@ -195,12 +196,15 @@ class Ranks(Experiment[lockstep.Ranks]):
         self.right.lay([R, R + 1] if result.equal else [R + 1], [used, whole] if result.equal else [whole])
         self.wrong.lay([] if result.equal else [R], [] if result.equal else [used])
         low, high = min(low for low, _, _ in (*each, used, whole)), max(high for _, _, high in (*each, used, whole))
-        canvas.frame(self.axes, x=(low - 0.7 * (high - low), high + 0.05 * (high - low)), y=(R + 1.6, -0.6))
+        em, wide = canvas.page.font, high - low
+        room = min(0.7, 11.5 * em / (canvas.page.width - 7.6 * em))  # the share of the axes that the words take
+        left = low - room / (1 - room) * 1.05 * wide
+        canvas.frame(self.axes, x=(left, high + 0.05 * wide), y=(R + 1.6, -0.6))
         canvas.ticks(self.axes, x=[float(f"{end:.2g}") for end in (low, high)])
         names = [f"rank {rank}: {count} images" for rank, count in enumerate(result.counts)]
         for at, words in enumerate(self.words):
             name = [*names, "rank 0 normalises by", "all images"][at] if at < R + 2 else ""
-            words.set(text=name, position=(low - 0.68 * (high - low), at))
+            words.set(text=name, position=(left + 0.02 * wide, at))
 
     def answer(self, result: lockstep.Ranks) -> float:
         return 0.0 if result.equal else 100 * result.gradient.relative_error

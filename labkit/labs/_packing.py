@@ -12,7 +12,7 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 
 from labkit import packing
 from labkit.declare import percent, three
-from labkit.labs._canvas import Canvas
+from labkit.labs._canvas import Canvas, even
 from labkit.labs._experiment import Experiment
 from labkit.labs._mixture import Epoch, Kinds
 from labkit.packing import Boundary, Leak, Positioned, Positions, Waste, rows
@@ -37,7 +37,7 @@ class Rows(Experiment[Waste]):
     shown = (packing.newest, packing.first, packing.tightest, packing.packed)
 
     def layout(self, canvas: Canvas) -> None:
-        grid = canvas.figure.add_gridspec(1, 2, wspace=0.2)
+        grid = canvas.figure.add_gridspec(1, 2, wspace=0.3)
         self.axes = [
             canvas.axes(words, "row", position=grid[at], moving="xy")
             for at, words in enumerate(("padded (tokens)", "packed (tokens)"))
@@ -200,16 +200,18 @@ class Targets(Experiment[Boundary]):
         canvas.frame(self.axes, x=(0, 30), y=(-0.5, 4))
         canvas.ticks(self.axes, x=[0, 15, 30])
         style = {"linewidth": 11}
-        self.right = canvas.line(self.axes, "right", linestyle="none", markersize=11, clip_on=False)
+        self.right = canvas.line(self.axes, "right", linestyle="none", markersize=11, clip_on=False, zorder=3)
         self.bars = [canvas.bar(self.axes, "wrong", **style) for _ in rows.LABELS]
         self.words = [canvas.text(self.axes, va="bottom") for _ in self.bars]
 
     def draw(self, canvas: Canvas, result: Boundary) -> None:
         top = 100 * max(way.relative_error for way in result.ways)
         canvas.frame(self.axes, x=(0, 1.25 * top))
-        canvas.ticks(self.axes, x=[0, float(f"{top / 2:.2g}"), float(f"{top:.2g}")])
+        canvas.ticks(self.axes, x=even(0, 1.25 * top))
         self.right.set_data([100 * result.ways[0].relative_error], [3])
+        size = canvas.page.points * min(1.0, canvas.page.width / (27 * canvas.page.font))
         for at, way in enumerate(result.ways):
+            self.words[at].set_fontsize(size)  # the longest has to stay in a narrow picture
             self.bars[at].set_data([0, 100 * way.relative_error] if at else [], [3 - at, 3 - at] if at else [])
             self.words[at].set_text(said(way, result.tolerance.value))
             self.words[at].set_position((top / 60, 3.22 - at))
@@ -238,7 +240,7 @@ def said(way: packing.Labelled, bound: float) -> str:
     """One way to label in a few words."""
     if way.relative_error <= bound:
         return f"{way.name}: equal within rounding"
-    return f"{way.name}: {percent(way.relative_error)} off, {way.across} across, {way.lost} lost"
+    return f"{way.name}: {percent(way.relative_error)}, {way.across} across, {way.lost} lost"
 
 
 class Places(Experiment[Positions]):
@@ -261,7 +263,7 @@ class Places(Experiment[Positions]):
         self.bound = canvas.line(self.axes, "modelled")
         self.right = canvas.line(self.axes, "right", linestyle="none", markersize=11)
         self.wrong = canvas.line(self.axes, "wrong", linestyle="none", markersize=11)
-        self.words = [canvas.text(self.axes, va="center", ha="left") for _ in range(4)]
+        self.words = [canvas.text(self.axes, va="bottom", ha="left") for _ in range(4)]
 
     def draw(self, canvas: Canvas, result: Positions) -> None:
         self.bound.set_data([max(kind.tolerance.value for kind in result.kinds)] * 2, [-0.6, 3.6])
@@ -269,8 +271,8 @@ class Places(Experiment[Positions]):
             found = [(at, kind) for at, kind in enumerate(result.kinds) if kind.equal == equal]
             line.set_data([max(kind.relative_error, 2e-17) for _, kind in found], [3 - at for at, _ in found])
         for at, kind in enumerate(result.kinds):
-            self.words[at].set_text(f"{kind.name}: {short(kind)}")
-            self.words[at].set_position((2e-11, 3 - at))
+            self.words[at].set_text(f"{kind.name}: {short(kind).removesuffix(' off')}")
+            self.words[at].set_position((3e-12, 3.16 - at))
 
     def answer(self, result: Positions) -> float:
         return 100 * result.kinds[1].relative_error

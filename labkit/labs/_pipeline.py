@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from labkit import pipeline
-from labkit.declare import percent, three
+from labkit.declare import counted, percent, three
 from labkit.labs._bubbles import Bubble, Cut, Timeline
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment
@@ -200,8 +200,9 @@ class Indivisible(Experiment[Outcome]):
         return "All microbatches alike: the full batch’s gradient"
 
     def describe(self, result: Outcome) -> str:
-        cut = f"{sum(result.pieces)} rows in {result.microbatches} microbatches: {_listed(result.pieces)}."
-        then = f" Then {sum(result.later)} rows: {_listed(result.later)}." if result.later else ""
+        rows, M = counted(sum(result.pieces), "rows"), counted(result.microbatches, "microbatches")
+        cut = f"{rows} in {M}: {_listed(result.pieces)}."
+        then = f" Then {counted(sum(result.later), 'rows')}: {_listed(result.later)}." if result.later else ""
         if result.said:
             needed = f"Padding adds {_ignored(result)}." if result.ignored else ""
             return f"{cut}{then} What stopped it: {result.said.rstrip('.')}. {needed}".strip()
@@ -211,7 +212,7 @@ class Indivisible(Experiment[Outcome]):
 
 
 def _ignored(result: Outcome) -> str:
-    return f"{result.ignored} ignored row{'' if result.ignored == 1 else 's'}"
+    return counted(result.ignored, "ignored rows")
 
 
 def _listed(pieces: tuple[int, ...]) -> str:

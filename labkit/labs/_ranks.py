@@ -39,7 +39,7 @@ class Empty(Experiment[edges.EmptyRank]):
         fine = [at for at, each in enumerate(result.policies) if each.relative_error <= result.tolerance]
         lost = [at for at, each in enumerate(result.policies) if each.broken]
         self.dots.set_data([0] * len(fine), [at + 0.2 for at in fine])
-        self.lost.set_data([50] * len(lost), [at + 0.2 for at in lost])
+        self.lost.set_data([106] * len(lost), [at + 0.2 for at in lost])
         for at, each in enumerate(result.policies):
             shown = at not in fine and at not in lost
             self.bars[at].set_data([0, 100 * each.relative_error] if shown else [], [at + 0.2] * 2 if shown else [])
@@ -57,13 +57,14 @@ class Empty(Experiment[edges.EmptyRank]):
         said = []
         for each in result.policies:
             loss = "NaN" if math.isnan(each.empty_loss) else three(each.empty_loss)
-            what = _broken(each, result.ranks) if each.broken else right(each.relative_error, result.tolerance)
+            lost = f"the gradient {_broken(each, result.ranks)}"
+            what = lost if each.broken else right(each.relative_error, result.tolerance)
             said.append(f"{each.name}: the empty rank's loss is {loss}, {what}")
         return f"Valid tokens: {counts}. {'; '.join(said)}."
 
 
 def _broken(policy: edges.Policy, ranks: int) -> str:
-    return f"NaN in the gradient of {policy.broken} of {ranks} ranks"
+    return f"NaN on {policy.broken} of {ranks} ranks"
 
 
 class Unlike(Experiment[edges.Uneven]):
@@ -99,7 +100,7 @@ class Unlike(Experiment[edges.Uneven]):
     def describe(self, result: edges.Uneven) -> str:
         steps = ", ".join(f"rank {rank}: {K}" for rank, K in enumerate(result.steps))
         if result.hangs:
-            return f"Microbatches: {steps}. {result.hangs}"
+            return f"Microbatches: {steps}. {result.hangs[0].upper()}{result.hangs[1:]}."
         weights = [
             f"rank {rank}: {three(w)}" for rank, w in zip(result.owner.tolist(), result.fitted.tolist(), strict=True)
         ]
@@ -156,7 +157,7 @@ class Disagreement(Experiment[skips.Drift]):
         return f"One rank skips a step alone: the replicas are {percent(result.last / 100)} of the way apart"
 
     def describe(self, result: skips.Drift) -> str:
-        scales = ", ".join(f"rank {rank} 2^{log:.0f}" for rank, log in enumerate(result.scales.tolist()))
+        scales = ", ".join(f"rank {rank}: 2^{log:.0f}" for rank, log in enumerate(result.scales.tolist()))
         who = "every rank skips it" if result.agree else "that rank alone skips it"
         return (
             f"At step {result.overflow_at} the gradient of rank {result.overflow_on} overflows, and {who}. Distance of "
@@ -188,7 +189,8 @@ class Death(Experiment[death.Killed]):
     def draw(self, canvas: Canvas, result: death.Killed) -> None:
         end = result.noticed + result.again
         canvas.frame(self.axes, x=(0, 1.05 * end))
-        canvas.ticks(self.axes, x=[0, float(f"{result.noticed:.2g}"), float(f"{end:.2g}")])
+        last = [float(f"{end:.2g}")] if result.again > 0.15 * end else []
+        canvas.ticks(self.axes, x=[0, float(f"{result.noticed:.2g}"), *last])
         self.bars[0].set_data([0, result.noticed], [0, 0])
         self.bars[1].set_data([result.noticed, end], [0, 0])
         said = f"{three(result.noticed)} s to the sentence, {three(result.again)} s to new ranks"

@@ -11,7 +11,7 @@ from labkit.device import Spread
 from labkit.labs._canvas import Canvas
 from labkit.labs._experiment import Experiment
 
-LANES = {"microbatch": 0.0, "wait": 0.0, "update": 0.0, "all-reduce": 0.36}
+LANES = {"microbatch": 0.0, "wait": 0.0, "update": 0.0, "all-reduce": 0.46}
 PARTS = ("microbatch", "synchronisation", "hidden", "exposed", "step")
 
 
@@ -52,7 +52,9 @@ class Time(Experiment[clock.Timeline]):
 
     def draw(self, canvas: Canvas, result: clock.Timeline) -> None:
         total = max(each.end for each in result.stretches)
-        canvas.frame(self.axes, x=(-0.16 * total, 1.02 * total), y=(result.ranks - 0.2, -0.5))
+        room = min(0.4, 4.4 * canvas.page.font / (canvas.page.width - 7.6 * canvas.page.font))  # for "rank 0"
+        left = -1.02 * total * room / (1 - room)
+        canvas.frame(self.axes, x=(left, 1.02 * total), y=(result.ranks - 0.2, -0.5))
         canvas.ticks(self.axes, x=[0, float(f"{total / 2:.2g}"), float(f"{total:.3g}")])
         for name, bar in self.bars.items():
             some = [each for each in result.stretches if each.name == name]
@@ -62,7 +64,7 @@ class Time(Experiment[clock.Timeline]):
             ]
             bar.set_data(x, [each.rank + LANES[name] for each in some for _ in range(3)])
         for rank, words in enumerate(self.words):
-            words.set(text=f"rank {rank}" if rank < result.ranks else "", position=(-0.145 * total, rank + 0.15))
+            words.set(text=f"rank {rank}" if rank < result.ranks else "", position=(0.9 * left, rank + 0.2))
         spreads = [getattr(result, name) for name in PARTS]
         low = min([each.lower for each in spreads if each.lower > 1e-3], default=0.1)
         high = max(each.upper for each in spreads)
@@ -148,9 +150,11 @@ class Wire(Experiment[wire.AllReduce]):
         return f"{_messages(result)}: {three(result.found.median)} ms, the line says {three(result.modelled)} ms"
 
     def describe(self, result: wire.AllReduce) -> str:
-        ends = f"4 bytes take {three(result.measured[0].median)} ms, 8.39 MB {three(result.measured[-1].median)} ms"
+        ends = (
+            f"4 bytes take {three(result.measured[0].median)} ms, 8.39 MB take {three(result.measured[-1].median)} ms"
+        )
         return (
-            f"{result.ranks} ranks. {ends}. {_line(result)}; it misses by {three(result.residual)} %, root mean "
+            f"{result.ranks} ranks. {ends}. The {_line(result)}; it misses by {three(result.residual)} %, root mean "
             f"square. {_messages(result)}, one after the other: measured {_said(result.found)}, by the line "
             f"{three(result.modelled)} ms."
         )

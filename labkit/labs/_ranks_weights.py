@@ -49,7 +49,10 @@ class Rows:
         places = [at + 0.5 for at in range(rows)]
         known = [each for each in (1.0, *predicted, *(w for row in fitted for w in row)) if math.isfinite(each)]
         top = 1.1 * max(known)
-        left = -0.45 * top
+        font = self.canvas.page.font
+        row = (self.canvas.height - 4.8 * font) / rows
+        room = min(0.5, 10.2 * font / (self.canvas.page.width - 7.6 * font))
+        left = -top * room / (1 - room)  # beside the words
         self.canvas.frame(self.axes, x=(left, top), y=(rows, 0))
         self.canvas.ticks(
             self.axes, x=sorted({0.0, 1.0, float(f"{max(known):.2g}")} if max(known) > 1.25 else {0.0, 1.0})
@@ -62,4 +65,5 @@ class Rows:
         for at, words in enumerate(self.words):
             words.set_text(f"rank {owner[at]}: {int(counts[at])} tokens" if at < rows else "")
             words.set_position((left + 0.02 * (top - left), at + 0.5))
+            words.set_fontsize(self.canvas.page.points * min(1.0, row / (1.15 * font)))
         self.middle.set(text=instead, position=(top / 2, rows / 2))

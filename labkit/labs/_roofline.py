@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,7 +36,7 @@ class Ceiling(Experiment[roofline.Ceiling]):
         canvas.ticks(self.axes, x=[0.125, 0.5, 2, 8, 32])
         self.roof = canvas.line(self.axes, "modelled")
         self.drop = canvas.line(self.axes, "reference", colour="muted", linestyle=":")
-        self.dot = canvas.line(self.axes, "right", linestyle="none", markersize=10)
+        self.dot = canvas.line(self.axes, "right", linestyle="none", markersize=10, clip_on=False)
         self.ring = canvas.line(self.axes, "guess", colour="text")
 
     def draw(self, canvas: Canvas, result: roofline.Ceiling) -> None:
@@ -56,9 +57,9 @@ class Ceiling(Experiment[roofline.Ceiling]):
         self.ring.set_data([values["intensity"]], [prediction or 1])
 
     def _frame(self, canvas: Canvas, ceiling: float, intensity: float) -> None:
-        canvas.frame(self.axes, y=(ceiling / 1000, ceiling * 2))
+        canvas.frame(self.axes, y=(ceiling / 2000, ceiling * 2))
         canvas.ticks(self.axes, y=[ceiling / 1000, ceiling / 100, ceiling / 10, ceiling])
-        self.drop.set_data([intensity, intensity], [ceiling / 1000, ceiling * 2])
+        self.drop.set_data([intensity, intensity], [ceiling / 2000, ceiling * 2])
 
     def answer(self, result: roofline.Ceiling) -> float:
         return result.attainable
@@ -101,18 +102,39 @@ class Measured(Experiment[roofline.Sweep]):
         machine, rows = result.machine, result.rows
         bandwidth, ceiling = machine.bandwidth, machine.ceiling
         top = ceiling if math.isfinite(ceiling) else 64 * bandwidth
-        tens = [10.0**k for k in range(-3, 7) if bandwidth / 16 <= 10.0**k < top / 1.6]
-        canvas.frame(self.axes, y=(bandwidth / 16, top * 2))
+        right = max([512.0, *(1.5 * row.intensity for row in rows)])
+        low = min(bandwidth / 16, self._name(canvas, result, right, top))
+        tens = [10.0**k for k in range(-3, 7) if low <= 10.0**k < top / 1.6]
+        canvas.frame(self.axes, x=(0.125, right), y=(low, max([top * 2, *(1.5 * row.rates.upper for row in rows)])))
         canvas.ticks(self.axes, y=[*tens[-4:], float(f"{top:.3g}")])
-        x = [0.125, top / bandwidth, 512]
+        x = [0.125, top / bandwidth, right]
         self.roof.set_data(x, [min(each * bandwidth, top) for each in x])
         for word, dots in self.dots.items():
             mine = [row for row in rows if row.bound == word]
             dots.put([row.intensity for row in mine], [row.rates for row in mine])
-            self.words[word].set_text(word if mine else "")
+
+    def _name(self, canvas: Canvas, result: roofline.Sweep, right: float, top: float) -> float:
+        """Put each word below the roof, dots and words that stand where it stands; the lowest height that is taken."""
+        rows, em = result.rows, canvas.page.font
+        half = (right / 0.125) ** (4.2 * em / (canvas.page.width - 7.6 * em))  # of a word's width, as a factor
+        lowest = min([top / 100, *(row.rates.lower for row in rows)])
+        line = (2 * top / lowest) ** (1.6 * em / (canvas.height - 4.8 * em))  # of a line's height, as a factor
+        taken: list[tuple[float, float]] = [(row.intensity, row.rates.lower / line**0.4) for row in rows]
+        for word, text in self.words.items():
+            mine = [row for row in rows if row.bound == word]
+            text.set_text(word if mine else "")
             if mine:
-                row = mine[len(mine) // 2]
-                self.words[word].set_position((row.intensity, row.rates.median / 1.7))
+                places = [min(max(row.intensity, 0.125 * half), right / half) for row in mine]
+                roofs = [x / half * result.machine.bandwidth / line**0.4 for x in places]
+                heights = [
+                    min([roof, *(low for at, low in taken if x / half <= at <= x * half)])
+                    for x, roof in zip(places, roofs, strict=True)
+                ]
+                near = max(range(len(mine)), key=lambda at: heights[at] / mine[at].rates.lower)
+                x, y = places[near], heights[near]
+                text.set_position((x, y))
+                taken += [(at, y / line) for at in (x / half, x, x * half)]
+        return min([math.inf, *(low for _, low in taken)])
 
     def answer(self, result: roofline.Sweep) -> float:
         return max(row.rates.median for row in result.rows) / result.rows[0].rates.median
@@ -147,7 +169,7 @@ class Counting(Experiment[roofline.Counting]):
     title = "Trap: multiply-add"
     question = "Count 2 FLOP a multiply-add, not 1: how many times the rate?"
     unit = "times"
-    note = "Measured: one matmul on this machine. Both dots are the same run."
+    note = "Measured: one matmul on this machine. Dot and cross are the same run."
     run = staticmethod(roofline.counting)
 
     def layout(self, canvas: Canvas) -> None:
@@ -156,15 +178,15 @@ class Counting(Experiment[roofline.Counting]):
         canvas.ticks(self.axes, x=[0.125, 1, 8, 64, 512], y=[1, 10, 100, 1000])
         self.step = canvas.line(self.axes, "reference", colour="muted", linestyle=":")
         self.dots = [canvas.line(self.axes, role, linestyle="none", markersize=10) for role in ("wrong", "right")]
-        self.words = [canvas.text(self.axes, va="center", ha=ha) for ha in ("left", "right")]
+        self.words = [canvas.text(self.axes, va="center") for _ in self.dots]
 
     def draw(self, canvas: Canvas, result: roofline.Counting) -> None:
         x, y = (result.intensity_one, result.intensity_two), (result.rate_one, result.rate_two)
         self.step.set_data(x, y)
+        side, away = ("left", 1.3) if x[1] < 8 else ("right", 1 / 1.3)  # where there is room
         for at, count in enumerate((1, 2)):
             self.dots[at].set_data([x[at]], [y[at]])
-            self.words[at].set_text(f"counted as {count}")
-            self.words[at].set_position((x[at] * (1.3, 1 / 1.3)[at], y[at]))
+            self.words[at].set(text=f"counted as {count}", position=(x[at] * away, y[at]), ha=side)
 
     def answer(self, result: roofline.Counting) -> float:
         return result.rate_two / result.rate_one
@@ -201,7 +223,7 @@ class SparsePeak(Experiment[roofline.SparsePeak]):
     def draw(self, canvas: Canvas, result: roofline.SparsePeak) -> None:
         row = result.accelerator
         sparse = row.sparse or 0
-        canvas.frame(self.axes, x=(0, sparse * 1.3))
+        canvas.frame(self.axes, x=(0, sparse * 1.45))
         canvas.ticks(self.axes, x=[0, row.dense, sparse])
         shares = ("", f"{percent(result.of_dense)} of it", f"{percent(result.of_sparse)} of it")
         for at, value in enumerate((result.achieved, row.dense, sparse)):
@@ -232,7 +254,10 @@ class Cache(Experiment[roofline.Cache]):
     title = "Trap: cache"
     question = "The fastest working set: how many times memory's bandwidth?"
     unit = "times"
-    note = "Measured: the triad a = b + 3c, median and quartiles, counted as STREAM counts it."
+    note = (
+        "Measured: the triad a = b + 3c, counted as STREAM counts it. Dots: median, quartiles. Line and numbers: the "
+        "best runs."
+    )
     run = staticmethod(roofline.cache)
 
     def layout(self, canvas: Canvas) -> None:
@@ -244,11 +269,15 @@ class Cache(Experiment[roofline.Cache]):
         self.words = canvas.text(self.axes, "memory", ha="right", va="bottom")
 
     def draw(self, canvas: Canvas, result: roofline.Cache) -> None:
-        top = 1.15 * max(point.bandwidths.upper for point in result.points)
+        top = 1.15 * result.fastest
         canvas.frame(self.axes, y=(0, top))
-        canvas.ticks(self.axes, y=[0, float(f"{result.memory:.2g}"), float(f"{top / 1.15:.2g}")])
+        marks = (0.0, float(f"{result.memory:.3g}"), float(f"{result.fastest:.3g}"), math.inf)
+        canvas.ticks(self.axes, y=[low for low, high in itertools.pairwise(marks) if high - low > top / 12])
         self.memory.set_data([0.02, 400], [result.memory] * 2)
-        self.words.set_position((380, result.memory + top / 60))
+        em = canvas.page.font
+        begins = 400 / 20000 ** (4.5 * em / (canvas.page.width - 7.6 * em))  # the word, above all dots there
+        under = [point.bandwidths.upper for point in result.points if point.size / 2**20 > begins]
+        self.words.set_position((380, max([result.memory, *under]) + top / 60))
         self.dots.put([p.size / 2**20 for p in result.points], [p.bandwidths for p in result.points])
 
     def answer(self, result: roofline.Cache) -> float:

@@ -37,7 +37,9 @@ class Running(Experiment[running.Running]):
         updates, U = result.updates.tolist(), int(result.updates[-1])
         runs, formulas = (result.right, result.wrong), (result.right_formula, result.wrong_formula)
         top = 1.08 * max(3.0, *(float(each.max()) for each in (*runs, *formulas)))
-        canvas.frame(self.axes, x=(0, U * 1.34), y=(0, top))
+        em = canvas.page.font
+        room = 7 * em / (canvas.page.width - 7.6 * em)  # the share of the axes that the words take
+        canvas.frame(self.axes, x=(0, U / (1 - room)), y=(0, top))
         canvas.ticks(self.axes, x=sorted({0, U // 2, U}), y=[0, 1, 2, 3])
         every = max(1, U // 20)
         for at, (measured, formula) in enumerate(zip(runs, formulas, strict=True)):
@@ -45,8 +47,10 @@ class Running(Experiment[running.Running]):
             self.dots[at].set_data(updates[::every], measured[::every].tolist())
         ends = [float(each[-1]) for each in runs]
         apart = max(0.0, 0.09 * top - abs(ends[1] - ends[0])) / 2 * (1 if ends[1] >= ends[0] else -1)
+        lift = max(0.0, 0.04 * top + abs(apart) - min(ends))
+        ends = [end + lift for end in ends]
         for at, (word, end, shift) in enumerate((("one batch", ends[0], -apart), ("K microbatches", ends[1], apart))):
-            self.words[at].set(text=word, position=(U * 1.03, min(top * 0.96, max(top * 0.04, end + shift))))
+            self.words[at].set(text=word, position=(U + 0.03 * U / (1 - room), min(top * 0.96, end + shift)))
 
     def answer(self, result: running.Running) -> float:
         return 100 * result.measured_momentum
@@ -77,7 +81,8 @@ class GroupVariance(Experiment[running.GroupVariance]):
     unit = "%"
     note = (
         "Measured over random partitions of one value an image, its mean brightness; bars: twice the standard error. "
-        "Line: (b − 1)/b. Crosses: cut from the images sorted by class, which no formula of b alone gives."
+        "Squares divide by b − 1, dots by b; line: (b − 1)/b. Crosses: cut from the images sorted by class, which no "
+        "formula of b alone gives."
     )
     run = staticmethod(running.group_variance)
     shown = (running.variances,)
@@ -91,9 +96,9 @@ class GroupVariance(Experiment[running.GroupVariance]):
         self.biased = canvas.spread(self.axes)
         self.unbiased = canvas.line(self.axes, "right", linestyle="none", marker="s", fillstyle="none")
         self.sorted = canvas.line(self.axes, "wrong", linestyle=":")
-        words = ("□ running, over b − 1", "● normalising, over b", "× the same, sorted")
+        words = ("□ running", "● normalising", "× sorted")
         for at, word in enumerate(words):
-            canvas.label(self.axes, 0.72, 0.95 - 0.1 * at, word, ha="left", va="center")
+            canvas.label(self.axes, 0.68, 0.95 - 0.1 * at, word, ha="left", va="center")
 
     def draw(self, canvas: Canvas, result: running.GroupVariance) -> None:
         sizes, S2 = result.sizes.tolist(), result.whole
@@ -149,7 +154,7 @@ class Padding(Experiment[running.Padding]):
 
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("position in the sequence", "sequence", moving="y")
-        canvas.frame(self.axes, x=(0, 38), y=(16, 0))
+        canvas.frame(self.axes, x=(0, 40), y=(16, 0))
         canvas.ticks(self.axes, x=[0, 16, 32], y=[0, 8, 16])
         self.tokens = canvas.line(self.axes, "right", marker="", solid_capstyle="butt")
         self.padding = canvas.line(self.axes, "wrong", marker="", linestyle=(0, (0.6, 0.4)))
@@ -173,7 +178,7 @@ class Padding(Experiment[running.Padding]):
                 [y for y, _, _ in rows for _ in range(3)],
             )
         starts = torch.nn.functional.pad(result.microbatch.bincount().cumsum(0), (1, 0)).tolist()
-        self.cuts.set_data([x for _ in starts for x in (0, 33, math.nan)], [y for y in starts for _ in range(3)])
+        self.cuts.set_data([x for _ in starts for x in (0, 32, math.nan)], [y for y in starts for _ in range(3)])
         for m, words in enumerate(self.words):
             words.set_text(f"mean {float(result.means[m]):.2f}" if m < K else "")
             words.set_position((32.5, (starts[m] + starts[m + 1]) / 2 if m < K else 0))

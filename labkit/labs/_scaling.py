@@ -66,7 +66,7 @@ class Lost(Experiment[Underflow]):
     def headline(self, result: Underflow) -> str:
         if not result.zero and not result.infinite:
             return f"{result.dtype}: no entry is lost"
-        return f"{result.dtype}: {percent(result.zero / 100)} became 0, {percent(result.infinite / 100)} inf or NaN"
+        return f"{result.dtype}: {percent(result.zero / 100)} became 0 and {percent(result.infinite / 100)} inf or NaN"
 
     def describe(self, result: Underflow) -> str:
         error = (
@@ -76,8 +76,9 @@ class Lost(Experiment[Underflow]):
         )
         return (
             f"{result.dtype} holds numbers from 2^{result.smallest:.0f} to just below 2^{result.largest:.0f}. The "
-            f"median entry of the scaled gradient is 2^{result.median:.1f}. {percent(result.zero / 100)} of the "
-            f"entries became exactly 0, {percent(result.infinite / 100)} inf or NaN; {error}."
+            f"median entry of the scaled gradient is 2^{round(result.median, 1) + 0.0:.1f}. "
+            f"{percent(result.zero / 100)} of the entries became exactly 0 and {percent(result.infinite / 100)} inf or "
+            f"NaN; {error}."
         )
 
 

@@ -49,7 +49,7 @@ class Page:
         """The colour of a role on this page."""
         if role in COLOURS:
             return COLOURS[role][self.dark]
-        share = {"muted": 0.66, "faint": 0.25}.get(role, 1.0)
+        share = {"muted": 0.66, "faint": 0.25, "paper": 0.0}.get(role, 1.0)
         return mix(self.text, self.background, share)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from labkit import throughput
-from labkit.declare import percent, three
+from labkit.declare import percent, three, whole
 from labkit.device import Spread
 from labkit.labs._canvas import Canvas
 from labkit.labs._compared import Decision, Tokens, scaled
@@ -16,15 +16,6 @@ from labkit.labs._races import tens
 from labkit.throughput import timing
 
 MS = 1e3
-
-
-def whole(value: float) -> str:
-    """A rate as it is said: three digits, in thousands.
-
-    >>> whole(257_432.1), whole(51.23)
-    ('257,000', '51.2')
-    """
-    return f"{float(three(value)):,.0f}" if value >= 1000 else three(value)
 
 
 class Sweep(Experiment[throughput.Sweep]):

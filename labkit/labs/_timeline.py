@@ -118,7 +118,8 @@ class Counter(Experiment[Progress]):
             height = 1.2 * (1 - at)
             self.bars[at].set_data([0, reading.valid], [height, height])
             self.positions[at].set_data([reading.valid, reading.positions], [height, height])
-            said = f"{result.counter:,} {reading.counted}: {large(reading.valid)} valid tokens"
+            between = "\n" if canvas.page.width < 30 * canvas.page.font else " "
+            said = f"{result.counter:,} {reading.counted}:{between}{large(reading.valid)} valid tokens"
             self.words[at].set(position=(most / 100, height + 0.3), text=said)
 
     def tables(self, result: Progress) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from labkit.declare import Value, checked, parameters, show
+from labkit.declare import Value, checked, counted, parameters, show
 from labkit.device import quota_threads
 from labkit.errors import LabError
 from labkit.labs._experiment import Experiment
@@ -125,9 +125,8 @@ class Trial:
         """The score in words."""
         if self.score is None or self.prediction is None:
             return ""
-        unit = f" {self.experiment.unit}" if self.experiment.unit else ""
-        answer = show(self.experiment.answer(self.result))
-        said = f"You predicted {show(self.prediction)}{unit}, it is {answer}{unit}"
+        unit, answer = self.experiment.unit, self.experiment.answer(self.result)
+        said = f"You predicted {counted(self.prediction, unit)}, it is {counted(answer, unit)}"
         if self.score < 0.0005:
             return f"{said}: exactly."
         if self.score > 10:

@@ -100,13 +100,14 @@ class Decay(Experiment[warmup.Decayed]):
         return 100 * float(result.forgotten[1])
 
     def headline(self, result: warmup.Decayed) -> str:
-        return f"Nothing scaled: {percent(float(result.forgotten[1]))} of the decay is left"
+        left = three(100 * float(result.left[1]))
+        return f"Nothing scaled: {percent(float(result.forgotten[1]))} of the decay, {left} % of the weight is left"
 
     def describe(self, result: warmup.Decayed) -> str:
         K = result.steps[0] // result.steps[1]
         shares = zip(result.names[1:], (100 * result.left[1:]).tolist(), strict=True)
         said = "; ".join(f"{name} {three(share)} %" for name, share in shares)
-        decays = ", ".join(map(three, result.forgotten[1:].tolist()))
+        decays = ", ".join(map(percent, result.forgotten[1:].tolist()))
         return (
             f"Over the same samples the base batch makes {result.steps[0]} steps and leaves "
             f"{three(100 * float(result.left[0]))} % of a weight. A batch {K} times as large makes {result.steps[1]}, "

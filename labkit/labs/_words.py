@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from labkit.declare import Choice, Parameter, Range, show
+from labkit.declare import Choice, Parameter, Range, counted
 from labkit.labs._trial import Trial
 
 
@@ -53,9 +53,10 @@ def settings(trial: Trial) -> str:
 
 
 def _setting(parameter: Parameter, value: Any) -> str:
-    unit = f" {parameter.rule.unit}" if isinstance(parameter.rule, Range) and parameter.rule.unit else ""
-    said = ("on" if value else "off") if isinstance(value, bool) else show(value)
-    return f"{parameter.label} {said}{unit}"
+    if isinstance(parameter.rule, Range):
+        return f"{parameter.label} {counted(value, parameter.rule.unit)}"
+    said = ("on" if value else "off") if isinstance(value, bool) else value
+    return f"{parameter.label} {said}"
 
 
 def _control(parameter: Parameter) -> dict[str, Any]:

@@ -37,6 +37,7 @@ function render({ model, el }) {
     const most = Math.max(1, ...view.rows.flatMap(row => [row.before, row.after]))
     const stroke = (count, kind) => h('span', { class: `lk-bar ${kind}`, 'aria-hidden': 'true', style: `--share: ${count / most}` })
     const bar = (count, kind) => h('td', {}, ...(count ? [stroke(count, kind)] : []), ` ${count}`)
+    table.style.setProperty('--rounds', view.second ? 2 : 1)
     const heads = [view.unit ? `prediction (${view.unit})` : 'prediction', ...(view.second ? ['before', 'after'] : ['how many'])]
     table.replaceChildren(h('thead', {}, h('tr', {}, ...heads.map(word => h('th', { scope: 'col' }, word)))),
       h('tbody', {}, ...view.rows.map(row => h('tr', row.answer ? { class: 'lk-answer' } : {},

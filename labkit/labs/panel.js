@@ -66,6 +66,14 @@ function h(tag, attributes = {}, ...children) {
 }
 
 const say = (node, words) => { if (node.textContent !== words) node.textContent = words }
+
+// In sentences a number stays on one line with its name, its unit or its exponent.
+const WHOLE = /(\S*\de-\d+\S*|[\d.,]+ (?:%|ms|kB|MB|KiB)\S*|\b\w = \S+)/
+const write = (node, words) => {
+  if (node.textContent === words) return
+  node.replaceChildren(...words.split(WHOLE).map((part, at) => at % 2 ? h('span', { class: 'lk-whole' }, part) : part))
+}
+
 const digits = value => typeof value === 'number' ? String(+value.toPrecision(12)) : String(value ?? '')
 
 // One control: a labelled range over declared values with an exact number field, a select, or a checkbox.
@@ -78,7 +86,9 @@ function control(spec, id, change) {
   if (spec.options) {
     const input = h('select', { id: name, 'aria-describedby': help.id, onchange: () => set(input.value) },
       ...spec.options.map(option => h('option', { value: option }, option)))
-    return { node: row(label, input), update: value => { input.value = value } }
+    const node = row(label, input)
+    node.classList.toggle('lk-wide', spec.options.some(option => option.length > 20))
+    return { node, update: value => { input.value = value } }
   }
   if (spec.switch) {
     const input = h('input', { id: name, type: 'checkbox', 'aria-describedby': help.id, onchange: () => set(input.checked) })
@@ -212,7 +222,7 @@ function render({ model, el }) {
       tabs.replaceChildren(h('legend', { class: 'lk-hidden' }, 'Experiment'), ...spec.experiments.map(e => radio('experiment', e.name, e.title)))
     for (const input of tabs.querySelectorAll('input')) input.checked = input.value === spec.chosen
     modes.hidden = spec.long
-    say(question, spec.question); say(unit, spec.unit); say(note, spec.note); say(code, spec.source)
+    say(question, spec.question); say(unit, spec.unit); write(note, spec.note); say(code, spec.source)
     parts = spec.controls.map(c => ({ name: c.name, ...control(c, id, values => send(model, { type: 'set', values })) }))
     controls.replaceChildren(...parts.map(part => part.node))
     field.value = ''
@@ -238,7 +248,7 @@ function render({ model, el }) {
       node.classList.toggle('lk-primary', page.primary === name)
       node.setAttribute('aria-disabled', Boolean(page.progress))
     }
-    say(headline, page.headline); say(sentence, page.sentence); say(score, page.score); say(alert, page.error); say(notice, page.notice)
+    write(headline, page.headline); write(sentence, page.sentence); write(score, page.score); say(alert, page.error); say(notice, page.notice)
     canvas.setAttribute('aria-label', page.sentence)
     root.classList.toggle('lk-wrong', page.error !== '')
     working.hidden = !page.progress

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.func import functional_call, grad
 
 import labkit.cadence  # its rules
 from labkit import accumulation, check, rules
@@ -277,6 +278,29 @@ def norms_logged(model: nn.Module) -> Callable[[list[Any]], object]:
     return step
 
 
+def swapped_by_their_bits(model: nn.Module) -> Callable[[list[Any]], object]:
+    """As optimizers do it that keep two sets of weights without a third."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    others = [p.detach().clone() for p in model.parameters()]
+
+    def swap() -> None:
+        for p, other in zip(model.parameters(), others, strict=True):
+            one, two = p.detach().view(torch.uint8), other.view(torch.uint8)
+            one.bitwise_xor_(two)
+            two.bitwise_xor_(one)
+            one.bitwise_xor_(two)
+
+    def step(microbatches: list[Any]) -> None:
+        for loss in right_losses(model, microbatches):
+            loss.backward()
+        swap()
+        swap()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
 def scheduled(make: Callable[[torch.optim.Optimizer], Any]) -> Made:
     """A schedule that steps others inside, or itself in its making."""
 
@@ -392,6 +416,7 @@ def test_a_factor_of_no_rule_gets_no_word(count: Callable[[Any, Any], float]) ->
         (by_hand_and_cleared_in_the_loop, ("last-microbatch-only",)),
         (averaged_by_copy, ("ema-per-microbatch",)),
         (norms_logged, ()),
+        (swapped_by_their_bits, ()),
     ],
 )
 def test_unusual_steps(made: Made, faults: tuple[str, ...]) -> None:
@@ -400,6 +425,83 @@ def test_unusual_steps(made: Made, faults: tuple[str, ...]) -> None:
         return model, made(model)
 
     assert audit(build, probe(100), loss_sum, windows=2).faults == faults
+
+
+class Called(nn.Module):
+    """A model that is called with weights of one's own."""
+
+    def __init__(self, model: nn.Module, weights: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.call = lambda tokens: functional_call(model, weights, (tokens,))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.call(tokens)
+
+
+def transformed(reduction: str, dtype: torch.dtype, adam: bool = False) -> Build:
+    """Gradients from a function transform, which no hook sees, and weights moved by hand."""
+
+    def build() -> tuple[nn.Module, Callable[[list[Any]], object]]:
+        model = Transformer(seed=1, length=25, dtype=dtype)
+
+        def loss(weights: dict[str, Tensor], microbatch: Any, count: int) -> Tensor:
+            return next_token_loss(Called(model, weights), *microbatch, reduction) / count
+
+        def step(microbatches: list[Any]) -> None:
+            count = sum(valid_tokens(labels) for _, labels in microbatches) if reduction == "sum" else len(microbatches)
+            weights = {name: p.detach() for name, p in model.named_parameters()}
+            found = [grad(loss)(weights, each, count) for each in microbatches]
+            with torch.no_grad():
+                for name, p in model.named_parameters():
+                    total = torch.stack([each[name] for each in found]).sum(0)
+                    p -= 0.01 * (total / (total.abs() + 1e-8) if adam else total)
+
+        return model, step
+
+    return build
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("reduction", "faults"), [("sum", ()), ("mean", ("mean-of-means",))])
+def test_gradients_that_no_hook_sees_are_read_off_the_weights(
+    reduction: str, faults: tuple[str, ...], dtype: torch.dtype
+) -> None:
+    report = audit(transformed(reduction, dtype), probe(100), loss_sum, windows=2)
+    assert report.faults == faults and not report.backward_passes, report.explain()
+    assert "the gradient, where only the way that the weights went is seen" in report.explain()
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_a_way_that_is_no_weighted_sum_is_not_called_right(reduction: str) -> None:
+    report = audit(transformed(reduction, torch.float64, adam=True), probe(100), loss_sum, windows=2)
+    assert report.faults == ("unknown",) and "is no weighted sum" in report.explain()
+
+
+@pytest.mark.parametrize(("word", "faults"), [("sum", ()), ("mean", ("mean-of-means",))])
+def test_a_float32_loss_of_float64_weights_has_the_digits_of_float32(word: str, faults: tuple[str, ...]) -> None:
+    def build() -> tuple[nn.Module, Callable[[list[Any]], object]]:
+        model = Transformer(seed=1, length=25, dtype=torch.float64)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        rounded = nn.Sequential(model, Single())
+
+        def step(microbatches: list[Any]) -> None:
+            count = sum(valid_tokens(labels) for _, labels in microbatches) if word == "sum" else len(microbatches)
+            for each in microbatches:
+                (next_token_loss(rounded, *each, word) / count).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return model, step
+
+    report = audit(build, probe(100), loss_sum, windows=2)
+    assert report.faults == faults and report.tolerance > 1e-6, report.explain()
+
+
+class Single(nn.Module):
+    """The same in float32."""
+
+    def forward(self, logits: Tensor) -> Tensor:
+        return logits.float()
 
 
 # The command line.

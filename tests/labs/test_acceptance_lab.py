@@ -77,19 +77,19 @@ def test_the_figures_of_the_notebook_are_on_the_page() -> None:
     lab = labkit.labs.audit("acceptance")
     lab.predict(4)
     lab.step()
-    assert lab.score == 0 and lab.page["headline"] == "adopt: four gates passed"
+    assert lab.score == 0 and lab.page["headline"] == "Adopt: four gates passed"
     assert "1.23 times the throughput, 90 % interval 1.22 … 1.26" in lab.text
     assert "60 valid tokens" in lab.text and "Not proved: That training converges" in lab.text
-    assert stepped("acceptance", candidate="mean of means").page["headline"] == "reject: it fails at equality"
+    assert stepped("acceptance", candidate="mean of means").page["headline"] == "Reject: it fails at equality"
     tail = stepped("acceptance", candidate="dropped tail")
     assert "holds 51 valid tokens, the base's 60" in tail.text
     kernel = stepped("acceptance", candidate="fused kernel")
-    assert kernel.page["headline"] == "reject: it fails at throughput" and "not faster: 0.997" in kernel.text
+    assert kernel.page["headline"] == "Reject: it fails at throughput" and "not faster: 0.997" in kernel.text
     large = stepped("acceptance", candidate="larger batch", invariant="large-batch")
-    assert large.page["headline"] == "cannot tell: open at invariant, equality and traces"
+    assert large.page["headline"] == "Cannot tell: open at invariant, equality and traces"
     assert "60 valid tokens an update become 103" in large.text and "1.06 times" in large.text
     noisy = stepped("acceptance", noise=0.2)
-    assert noisy.page["headline"] == "cannot tell: open at throughput"
+    assert noisy.page["headline"] == "Cannot tell: open at throughput"
 
 
 def test_before_the_answer_nothing_is_shown() -> None:

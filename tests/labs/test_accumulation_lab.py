@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -71,16 +72,24 @@ def test_a_projection_of_one_hides_an_error_of_27_per_cent() -> None:
     lab.step()
     assert "Projection 1.00, and yet 26.5 % off" in lab.page["headline"]
     assert len(lab.page["tables"][0]["rows"]) == len(lab.result.per_layer) == 6
+    lab.set(rule="token-mean")
+    lab.step()
+    assert "token-mean: equal to the full batch" in lab.page["headline"]
+    assert lab._trial.experiment.words[0].get_text() == "embedding: equal"
 
 
-@pytest.mark.parametrize("width", [320, 340, 440, 680])
-def test_words_fit_on_a_projector(width: int) -> None:
+@pytest.mark.parametrize("width", [340, 440, 680])
+@pytest.mark.parametrize("rule", ["mean-of-means", "token-mean", "token-sum", "double-division"])
+def test_words_fit_on_a_projector(width: int, rule: str) -> None:
     _cells.page = Page(width=width)
-    layers, weights = labkit.labs.accumulation("layers"), labkit.labs.accumulation("weights")
+    layers, weights = (labkit.labs.accumulation(name, rule=rule) for name in ("layers", "weights"))
     for lab in (layers, weights):
         lab.step()
     words = [text.get_window_extent() for text in layers._trial.experiment.words if text.get_text()]
     assert len(words) == 6 and all(box.x1 < layers._canvas.figure.bbox.x1 for box in words)
+    axes = layers._trial.experiment.axes
+    ticks = [label.get_window_extent() for label in axes.get_xticklabels()]
+    assert len(ticks) > 1 and all(one.x1 + 3 < other.x0 for one, other in itertools.pairwise(ticks))
     experiment = weights._trial.experiment
     edge = experiment.side.get_window_extent().x0
     assert all(text.get_window_extent().x1 < edge for text in experiment.map.words if text.get_text())

@@ -42,7 +42,8 @@ def test_one_step_is_256_sequences_and_the_devices_of_a_replica_do_not_count() -
     lab.step()
     assert lab.score == 7 and lab.page["headline"] == "8 sequences × 8 replicas × 4 microbatches = 256 sequences"
     assert "1,048,576 tokens" in lab.text and "100 updates." in lab.text and "= 8 replicas" in lab.text
-    assert lab._trial.experiment.shared.get_text() == "a row is one replica: 8 devices that share its sequences"
+    shared = lab._trial.experiment.shared.get_text().replace("\n", " ")
+    assert shared == "a row is one replica: 8 devices that share its sequences"
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,7 @@ def test_dots_are_exact_and_crosses_are_off_by_what_they_show(ki_tokens: int, la
     assert low < min([0.0, *experiment.wrong.get_ydata()]) and high > max([0.0, *experiment.wrong.get_ydata()])
     labels = said([*experiment.over, *experiment.under])
     assert f"K = {lab.result.best.accumulation}" in labels
-    few = largest <= 8 and all(way.accumulation < 100 for way in lab.result.ways)
+    few = largest <= 3 and all(way.accumulation < 100 for way in lab.result.ways)  # on a page as narrow as this
     assert len(labels) == (len(lab.result.ways) if few else 1)
 
 
@@ -216,7 +217,7 @@ def test_the_bars_of_progress_are_valid_tokens() -> None:
     ends = [line.get_xdata()[1] for line in experiment.positions]
     assert ends == [699_786_067_968, 699_786_067_968 / 4]
     assert [line.get_xdata()[0] for line in experiment.positions] == [bar.get_xdata()[1] for bar in experiment.bars]
-    assert said(experiment.words)[0] == "83,421 optimizer steps: 0.35 trillion valid tokens"
+    assert said(experiment.words)[0].replace("\n", " ") == "83,421 optimizer steps: 0.35 trillion valid tokens"
     rows = {row[0]: row for row in lab.page["tables"][0]["rows"]}
     assert rows["samples"][1:3] == ["170846208", "42711552"] and rows["steps"][1:3] == ["83421", "20855"]
 

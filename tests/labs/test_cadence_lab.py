@@ -86,7 +86,7 @@ def test_the_schedule_ends_k_times_too_early() -> None:
     lab.predict(63)
     lab.step()
     assert lab.score == 0 and lab.page["headline"] == "The learning rate is 0 after 63 of 500 optimizer steps"
-    assert "runs 40 times, not 5" in lab.text
+    assert "runs 40 times, meant were 5" in lab.text
 
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "SGD with momentum"])

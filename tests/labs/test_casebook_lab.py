@@ -107,14 +107,14 @@ def test_the_figures_of_the_notebook_are_on_the_page() -> None:
     lab = labkit.labs.casebook("case")
     lab.predict(5)
     lab.step()
-    assert lab.score == 0 and lab.page["headline"] == "gradient: 5 in place of 3.5"
+    assert lab.score == 0 and lab.page["headline"] == "Gradient: 5 in place of 3.5"
     assert "1.43 times the right number, 42.9 % off" in lab.text and "The audit says mean-of-means." in lab.text
     assert "How to recognise it: Equal counts hide it." in lab.text and "huggingface/transformers#34191" in lab.text
     numbers, told, verdicts = lab.page["tables"]
     assert numbers["rows"][0] == ["gradient", "5", "3.5", "1.43"]
     assert ["thread", "https://github.com/huggingface/transformers/issues/34191"] in told["rows"]
     assert verdicts["rows"] == [["wrong", "mean-of-means"], ["right", "token-mean"]]
-    assert stepped("case", case="B27 pipeline scales again").page["headline"] == "gradient: 1.312 in place of 3"
+    assert stepped("case", case="B27 pipeline scales again").page["headline"] == "Gradient: 1.312 in place of 3"
     assert "change of the weights: -0.8, right -0.2" in " ".join(
         boxes(stepped("case", case="B02 nobody divides by K"))
     ).replace("\n", " ")
@@ -127,7 +127,7 @@ def test_while_the_right_loop_runs_the_wrong_one_stands_there() -> None:
     canvas.show()
     one.draw(canvas, half)
     assert one.bars["right"].get_xdata() == [0] and list(one.ends["right"].get_xdata()) == []
-    assert one.headline(half) == "gradient: 5, and the right loop runs" and "Seen:" in one.describe(half)
+    assert one.headline(half) == "Gradient: 5, and the right loop runs" and "Seen:" in one.describe(half)
 
 
 def test_negative_numbers_have_bars_to_the_left() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 
 import labkit
-from labkit import notices
+from labkit import course, notices
 from labkit.labs._classroom import Board
 
+ROOT = pathlib.Path(__file__).parents[2]
 SET = {"intensity": 2.0, "bandwidth": 80.0, "ceiling": 1000.0}
 
 
@@ -153,6 +155,27 @@ def test_a_lab_and_its_board_agree(board: Board, place: pathlib.Path) -> None:
 def test_what_is_not_there_is_refused(topic: str, experiment: str, values: dict[str, Any], words: str) -> None:
     with pytest.raises(labkit.LabError, match=words):
         labkit.labs.class_board(topic, experiment, **values)
+
+
+def test_the_boards_of_the_plan_of_an_hour_open_and_give_its_numbers() -> None:
+    plan = (ROOT / "docs" / "teaching.md").read_text()
+    answers = []
+    for call in re.findall(r'^labkit\.labs\.class_board\("accumulation".*?\)', plan, re.MULTILINE):
+        board = eval(call)
+        board.reveal()
+        answers.append(board._answer)
+    assert answers == pytest.approx([4.375, 0.7, 2, 160, 26.5], rel=0.01)
+
+
+def test_every_panel_of_a_plan_stands_in_its_notebook_and_has_a_board() -> None:
+    rows = re.findall(r"^\| \d+–\d+ \| (\d\d), (`[^|]*) \|", (ROOT / "docs" / "teaching.md").read_text(), re.MULTILINE)
+    named = [(number, name) for number, words in rows for name in re.findall(r"`(\w+)`", words)]
+    there = {(each.file[:2], *key.split(".")) for each in course.notebooks() for key in each.experiments}
+    missing = {name for number, name in named if (number, name) not in {(n, name) for n, _, name in there}}
+    assert len(named) == 20 and missing == {"installation", "audited"}
+    for number, topic, name in there:
+        if (number, name) in named:
+            assert labkit.labs.class_board(topic, name).view["question"]
 
 
 def test_without_a_class_it_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:

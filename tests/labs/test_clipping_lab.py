@@ -83,7 +83,7 @@ def test_many_microbatches_carry_no_numbers_in_the_picture() -> None:
 def test_clipped_once_and_each() -> None:
     lab = stepped("clip")
     shown, result = lab._trial.experiment, lab.result
-    assert lab.page["headline"] == "Clipped once 1, each 0.693 and turned by 6.14°" and "31.9 % off" in lab.text
+    assert lab.page["headline"] == "Clipped once: 1 long; each: 0.693, turned by 6.14°" and "31.9 % off" in lab.text
     measured = [float(dot.get_ydata()[0]) for dot in shown.dots]
     assert measured == [result.once, result.each, 0, result.angle]
     for line, dot in zip(shown.lines, shown.dots, strict=True):
@@ -97,7 +97,7 @@ def test_clipped_once_and_each() -> None:
 def test_what_half_precision_loses() -> None:
     lab = stepped("underflow")
     shown, result = lab._trial.experiment, lab.result
-    assert lab.page["headline"] == "float16: 22.8 % became 0, 0 % inf or NaN" and "54.8 % off" in lab.text
+    assert lab.page["headline"] == "float16: 22.8 % became 0 and 0 % inf or NaN" and "54.8 % off" in lab.text
     assert sum(shown.all.get_ydata()) == pytest.approx(100, rel=1e-4)
     assert sum(shown.lost.get_ydata()) == pytest.approx(result.zero, rel=1e-4)
     assert [set(line.get_xdata()) for line in shown.limits] == [{-24.0}, {result.largest}]

@@ -133,7 +133,7 @@ def test_an_empty_rank_under_each_policy() -> None:
     assert list(seen.dots.get_ydata()) == [0.2] and list(seen.lost.get_ydata()) == [3.2]
     lengths = [list(bar.get_xdata())[1:] for bar in seen.bars]
     assert lengths == [[], [pytest.approx(50)], [pytest.approx(50)], []]
-    assert "masked mean by hand: the empty rank's loss is NaN, NaN in the gradient of 2 of 2 ranks" in lab.text
+    assert "masked mean by hand: the empty rank's loss is NaN, the gradient NaN on 2 of 2 ranks" in lab.text
 
 
 def test_join_and_a_hang() -> None:
@@ -155,7 +155,7 @@ def test_replicas_that_disagree_and_agree() -> None:
     assert list(seen.lines[False].get_ydata()) == result.distance.tolist() and not len(seen.lines[True].get_ydata())
     assert lab.page["headline"].startswith("One rank skips a step alone: the replicas are ")
     assert f"{result.last:.1f} % of the way apart" in lab.page["headline"]
-    assert "rank 0 2^10, rank 1 2^9" in lab.text and list(seen.when.get_xdata()) == [4, 4]
+    assert "rank 0: 2^10, rank 1: 2^9" in lab.text and list(seen.when.get_xdata()) == [4, 4]
     agreed = stepped("overflow", agree=True)
     assert agreed.page["headline"] == "All ranks skip the step together: the replicas stay equal"
     assert list(shown(agreed).lines[True].get_ydata()) == [0.0] * 12 and "every rank skips it" in agreed.text

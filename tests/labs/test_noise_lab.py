@@ -43,9 +43,8 @@ def test_ten_voters_and_a_million() -> None:
     seen, result = shown(lab), lab.result
     assert lab.score == pytest.approx(abs(316 - result.ratio) / result.ratio)
     assert lab.page["headline"] == "1,000,000 voters or 10: 303 times less spread"
-    assert (
-        "a poll of 10 lies 0.156 from that of all, of a poll of 1,000,000 0.000514" in lab.text and "= 316." in lab.text
-    )
+    assert "a poll of 10 lies 0.156 from that of all, that of a poll of 1,000,000 lies 0.000514 from it" in lab.text
+    assert "= 316." in lab.text
     assert list(seen.formula.get_ydata()) == result.formula.tolist()
     assert list(seen.measured.dots.get_ydata()) == result.spread.tolist()
     assert list(seen.rings.get_xdata()) == [10, 1_000_000] and seen.words[0].get_text() == "0.156"
@@ -166,13 +165,13 @@ def test_decay_in_a_larger_batch() -> None:
     lab.step()
     seen, result = shown(lab), lab.result
     assert lab.score == pytest.approx(0, abs=1e-9)
-    assert lab.page["headline"] == "Nothing scaled: 6.25 % of the decay is left"
+    assert lab.page["headline"] == "Nothing scaled: 6.25 % of the decay, 92.3 % of the weight is left"
     assert (
         "the base batch makes 256 steps and leaves 27.7 % of a weight. A batch 16 times as large makes 16," in lab.text
     )
     assert (
         "leaves: nothing scaled 92.3 %; η × √K 72.4 %; η and λ × √K 26.3 %" in lab.text
-        and "0.0625, 0.252, 1.04, 1.04" in lab.text
+        and "6.25 %, 25.2 %, 104 %, 104 %" in lab.text
     )
     assert [bar.get_xdata()[1] for bar in seen.bars] == pytest.approx((100 * result.left).tolist())
 

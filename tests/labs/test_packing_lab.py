@@ -111,7 +111,7 @@ def test_every_way_to_label_is_a_bar_and_the_right_one_a_dot() -> None:
         assert drawn(shown.bars[at]) == [(0, 3 - at), (100 * way.relative_error, 3 - at)]
     assert shown.words[0].get_text() == "first ignored: equal within rounding"
     for words, (across, lost), way in zip(shown.words[1:], ((3, 0), (3, 4), (0, 4)), result.ways[1:], strict=True):
-        said = f"{way.name}: {percent(way.relative_error)} off, {across} across, {lost} lost"
+        said = f"{way.name}: {percent(way.relative_error)}, {across} across, {lost} lost"
         assert words.get_text() == said
     off = percent(result.ways[1].relative_error)
     assert lab.page["headline"] == f"Wrong targets: 3 of {result.ways[1].targets}. The gradient is {off} off"
@@ -126,7 +126,7 @@ def test_learned_positions_get_a_cross_and_rotary_ones_a_dot() -> None:
     assert drawn(shown.right) == [(kinds[at].relative_error, 3 - at) for at in (0, 2, 3)]
     assert {x for x, _ in drawn(shown.bound)} == {max(kind.tolerance.value for kind in kinds)}
     off = percent(kinds[1].relative_error)
-    said = ["learned, restart: equal", f"learned, run on: {off} off", "rotary, restart: equal", "rotary, run on: equal"]
+    said = ["learned, restart: equal", f"learned, run on: {off}", "rotary, restart: equal", "rotary, run on: equal"]
     assert [words.get_text() for words in shown.words] == said
     assert lab.page["headline"] == f"Running on: learned is {off} off, rotary equal"
     assert shown.answer(lab.result) == 100 * kinds[1].relative_error

@@ -14,7 +14,7 @@ from labkit import throughput
 from labkit.declare import Range
 from labkit.device import Spread
 from labkit.labs import Lab, _cells
-from labkit.labs._compared import even
+from labkit.labs._canvas import even
 from labkit.labs._style import Page
 from labkit.labs._throughput import EXPERIMENTS
 from labkit.throughput import compared, loader
