@@ -19,8 +19,8 @@ from labkit.audit.naming import objective as objective_gradient
 from labkit.audit.probes import probe as probe
 from labkit.audit.references import LossSum, Model64, References, Rounded, pieces
 from labkit.audit.report import Report as Report
-from labkit.audit.rounding import rounding, way
-from labkit.audit.runs import Build, again, built, call, fewer, seeded
+from labkit.audit.rounding import rounding
+from labkit.audit.runs import Build, again, built, fewer, watched
 from labkit.audit.watch import Watch
 from labkit.audit.window import Sampled, Window
 from labkit.declare import Choice, Range
@@ -68,48 +68,41 @@ def audit(
         raise LabError("0 microbatches make no step: try a list of two or more")
     model, step = built(build)
     sampled = Sampled(model)
-    watch = Watch(model, sampled)
-    states: list[dict[str, Tensor]] = []
-    seen_windows: list[Window] = []
-    with seeded(0):
-        for _ in range(count):
-            states.append({name: each.detach().clone() for name, each in model.state_dict().items()})
-            seen_windows.append(call(watch, step, microbatches))
+    seen, states = watched(Watch(model, sampled), model, step, microbatches, count)
     twin = Model64(model, sampled, loss_sum)
     still = [twin.at(state).references(microbatches) for state in states]
-    met = [list(_met(twin, window, found, microbatches)) for window, found in zip(seen_windows, still, strict=True)]
+    met = [list(_met(twin, window, found, microbatches)) for window, found in zip(seen, still, strict=True)]
     references = [_moving(twin, moved, found, microbatches) for moved, found in zip(met, still, strict=True)]
     owner, sequences = _sequences(twin, states, met, still, microbatches)
     if word == "sequence-mean" and sequences is None:
         raise LabError("objective = 'sequence-mean' needs microbatches that can be cut by rows: try 'token-mean'")
-    if not references[0].counts.sum() > 0:
-        raise LabError("the microbatches have 0 valid tokens: try microbatches with something to predict")
-    if not still[0].gradients.any() and any(each.gradient.any() for each in seen_windows[0].passes):
-        raise LabError("loss_sum gives a copy of the model no gradient: try a loss_sum that computes with its argument")
-    autocast = next((each.autocast for each in seen_windows if each.autocast), None)
-    whole = twin.at(states[0]).references([concat(list(microbatches))]) if concat else None
-    losses = {dtype for each in seen_windows for dtype in each.losses}
-    explained = rounding(
-        model,
-        autocast,
-        losses,
-        still[0],
-        lambda: Rounded(model, sampled, loss_sum, autocast).at(states[0]).references(microbatches),
-    )
-    seen = Seen(
-        seen_windows,
+    _admit(references[0], still[0], seen[0])
+
+    def trial(autocast: torch.dtype | None) -> References:
+        return Rounded(model, sampled, loss_sum, autocast).at(states[0]).references(microbatches)
+
+    found = Seen(
+        seen,
         references,
         still[0],
         sequences,
         owner,
         microbatches,
         word,
-        max(explained, way(model, seen_windows)),
+        rounding(model, seen, still[0], trial),
         again(build, sampled, microbatches),
-        whole,
+        twin.at(states[0]).references([concat(list(microbatches))]) if concat else None,
         fewer(build, sampled, microbatches, count),
     )
-    return _report(seen, word)
+    return _report(found, word)
+
+
+def _admit(references: References, still: References, window: Window) -> None:
+    """Refuse what nothing can be judged by."""
+    if not references.counts.sum() > 0:
+        raise LabError("the microbatches have 0 valid tokens: try microbatches with something to predict")
+    if not still.gradients.any() and any(each.gradient.any() for each in window.passes):
+        raise LabError("loss_sum gives a copy of the model no gradient: try a loss_sum that computes with its argument")
 
 
 def _sequences(

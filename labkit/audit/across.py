@@ -23,7 +23,7 @@ from labkit.audit.naming import Named, named
 from labkit.audit.references import Model64, References, Rounded
 from labkit.audit.report import Report
 from labkit.audit.rounding import rounding
-from labkit.audit.runs import again, built, call, seeded, tried
+from labkit.audit.runs import again, built, tried, watched
 from labkit.audit.watch import Watch
 from labkit.audit.window import Sampled, Window
 from labkit.data_parallel import loops
@@ -104,20 +104,17 @@ def _watched(build: Any, loss_sum: Any, own: list[Any], windows: int) -> Seen:
 
     model, step = bare()
     sampled = Sampled(model)
-    watch, states, seen = Watch(model, sampled), [], []
-    with seeded(0):
-        for _ in range(windows):
-            states.append({name: each.detach().clone() for name, each in model.state_dict().items()})
-            seen.append(call(watch, step, own))
+    seen, states = watched(Watch(model, sampled), model, step, own, windows)
     twin = Model64(model, sampled, loss_sum)
     found = [twin.at(state).references(own) for state in states]
-    autocast = next((each.autocast for each in seen if each.autocast), None)
-    trial = Rounded(model, sampled, loss_sum, autocast)
-    losses = {dtype for each in seen for dtype in each.losses}
-    explained = rounding(model, autocast, losses, found[0], lambda: trial.at(states[0]).references(own))
+
+    def trial(autocast: torch.dtype | None) -> References:
+        return Rounded(model, sampled, loss_sum, autocast).at(states[0]).references(own)
+
     second = again(bare, sampled, own)
     fewer = tried(bare, sampled, own[:-1], windows) if _all(len(own) > 1) else None
     owner = torch.arange(len(own))
+    explained = rounding(model, seen, found[0], trial)
     return Seen(seen, found, found[0], None, owner, own, "token-mean", explained, second, None, lambda: fewer)
 
 

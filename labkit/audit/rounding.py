@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -20,21 +20,25 @@ MARGIN = 4.0  # another scale of the loss and another order of the terms round o
 
 def rounding(
     model: nn.Module,
-    autocast: torch.dtype | None,
-    losses: Iterable[torch.dtype],
+    windows: Sequence[Window],
     right: References,
-    trial: Callable[[], References],
+    trial: Callable[[torch.dtype | None], References],
 ) -> float:
-    """The relative error that rounding explains, never less than a few digits of the dtype.
+    """The relative error that rounding explains in these windows, never less than a few digits of the dtype.
 
-    In half precision a bound would explain anything. There `trial` runs the same microbatches in that precision: MARGIN
-    times what they lose by it, and what a sum in .grad loses, is explained. `losses`: dtypes in which backwards began;
-    float64 weights under a float32 loss have the digits of float32.
+    In half precision a bound would explain anything. There `trial` runs the same microbatches in that precision, under
+    autocast where the step uses it: MARGIN times what they lose by it, and what a sum in .grad loses, is explained.
+    Float64 weights under a float32 loss have the digits of float32.
     """
-    coarse = (each for each in losses if each in LEAST)
+    autocast = next((each.autocast for each in windows if each.autocast), None)
+    coarse = {dtype for each in windows for dtype in each.losses if dtype in LEAST}
     dtype = max([*_dtypes(model), *coarse, *([autocast] if autocast else [])], key=lambda each: torch.finfo(each).eps)
-    if dtype not in LEAST:
-        return _tried(model, right, trial)
+    if dtype in LEAST:
+        return max(_bound(model, dtype, right), _way(model, windows))
+    return _tried(model, right, lambda: trial(autocast))
+
+
+def _bound(model: nn.Module, dtype: torch.dtype, right: References) -> float:
     try:
         bound = tolerance(right.gradients, count=len(right.counts), depth=depth(model), dtype=dtype).value
     except LabError:
@@ -42,7 +46,7 @@ def rounding(
     return max(LEAST[dtype], min(bound, 10 * LEAST[dtype]))
 
 
-def way(model: nn.Module, windows: Iterable[Window]) -> float:
+def _way(model: nn.Module, windows: Sequence[Window]) -> float:
     """The relative error of a gradient that is read off the weights, which were rounded where they came to stand."""
     u = max(unit_roundoff(dtype) for dtype in _dtypes(model))
     errors = (u * float(each.end.norm() / (each.end - each.start).norm()) for each in windows if each.unseen)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from labkit.audit.watch import Watch
 from labkit.audit.window import Sampled, Window
@@ -35,6 +35,18 @@ def call(watch: Watch, step: Step, microbatches: Sequence[Any]) -> Window:
         raise
     except Exception as error:
         raise LabError(f"the step raises {type(error).__name__}: {error}: try it by itself first") from error
+
+
+def watched(
+    watch: Watch, model: nn.Module, step: Step, microbatches: Sequence[Any], count: int
+) -> tuple[list[Window], list[dict[str, Tensor]]]:
+    """What the step did in each window, and where the weights stood before it."""
+    seen, states = list[Window](), list[dict[str, Tensor]]()
+    with seeded(0):
+        for _ in range(count):
+            states.append({name: each.detach().clone() for name, each in model.state_dict().items()})
+            seen.append(call(watch, step, microbatches))
+    return seen, states
 
 
 @contextmanager
