@@ -128,12 +128,13 @@ def timings(work: Callable[[], object], device: torch.device, budget: float = 0.
     >>> len(timings(lambda: None, torch.device("cpu"), budget=0.01)) >= 1
     True
 
-    Half the budget runs with the quota's threads; short work gets the other half with one thread, and the faster of
-    both counts: beside a busy program two threads may share a core and wait a time slice for each other at every call.
+    Half the budget runs with the quota's threads. The other half, unless one call would take twice the budget, runs
+    with one thread, and the faster of both counts: beside a busy program two threads may share a core and wait a time
+    slice for each other at every call.
     """
     with quota_threads() as count:
         samples = _samples(work, device, budget / 2)
-    if device.type == "cuda" or count == 1 or count * min(samples) > budget / 2:
+    if device.type == "cuda" or count == 1 or count * min(samples) > 2 * budget:
         return samples
     with quota_threads(1):
         return min(samples, _samples(work, device, budget / 2), key=min)

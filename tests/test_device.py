@@ -196,9 +196,11 @@ def test_work_longer_than_the_budget_is_called_once(monkeypatch: pytest.MonkeyPa
 
 
 def test_short_work_counts_by_its_better_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two threads that wait for each other 8 ms a call, one that does not."""
-    _, samples = timed(monkeypatch, lambda _: 0.008 if torch.get_num_threads() == 2 else 0.0001, cores=2, budget=0.1)
-    assert samples == pytest.approx([0.0001] * len(samples))
+    """Two threads that wait for each other 8 or 60 ms a call, one that does not."""
+    for waits in (0.008, 0.06):
+        cost = {1: 0.0001, 2: waits}
+        _, samples = timed(monkeypatch, lambda _, cost=cost: cost[torch.get_num_threads()], cores=2, budget=0.1)
+        assert samples == pytest.approx([0.0001] * len(samples))
     _, samples = timed(monkeypatch, lambda _: 0.002 / torch.get_num_threads(), cores=2, budget=0.1)
     assert samples == pytest.approx([0.001] * len(samples))
 
