@@ -18,10 +18,8 @@ from labkit.declare import Range, quantity
 from labkit.device import Spread
 
 SIZES = (4, 4096, 65_536, 524_288, 2_097_152, 8_388_608)  # bytes
-BUDGET, MESSAGE = (
-    30_000_000,
-    1_000_000,
-)  # bytes that all repeats of one size may move; a message costs as much as so many
+BUDGET = 30_000_000  # bytes that all repeats of one size may move
+MESSAGE = 1_000_000  # bytes that a message costs as much as, whatever it holds
 
 MB = 1e6
 
