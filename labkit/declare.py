@@ -194,10 +194,10 @@ def show(value: object) -> str:
 def three(value: float) -> str:
     """A number with three digits: no measured figure has more.
 
-    >>> three(158.9123), three(8388608)
-    ('159', '8390000')
+    >>> three(158.9123), three(8388608), three(1.1749999999999985)
+    ('159', '8390000', '1.18')
     """
-    return show(float(f"{value:.3g}"))
+    return show(float(f"{float(f'{value:.12g}'):.3g}"))  # a tie is a tie, whatever its last bit
 
 
 def whole(value: float) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from labkit.corpus import Batch, Window, window
 from labkit.errors import LabError
+from labkit.folders import topics
 from labkit.nets import IGNORE, next_token_loss, valid_tokens
 
 Microbatches = Sequence[Batch]
@@ -183,13 +184,6 @@ def none(w: Window) -> Tensor:
 
 
 TABLE: dict[str, Rule] = {}
-TOPICS = (
-    "normalization",
-    "normalization.randomness",
-    "cadence",
-    "clipping",
-    "data_parallel.loops",
-)  # modules that add rules
 
 
 def add(*rules: Rule) -> None:
@@ -212,13 +206,21 @@ def rule(word: str) -> Rule:
     Traceback (most recent call last):
     labkit.errors.LabError: there is no rule 'mean-of-mean': try 'mean-of-means'
     """
-    if word not in TABLE:
-        for topic in TOPICS:
-            importlib.import_module(f"labkit.{topic}")
-    if word not in TABLE:
+    if word not in TABLE and word not in every():
         near = difflib.get_close_matches(str(word), TABLE, 1, 0.0)[0]
         raise LabError(f"there is no rule {word!r}: try {near!r}")
     return TABLE[word]
+
+
+def every() -> dict[str, Rule]:
+    """The whole table, with the rules of every topic that has a module `rules`.
+
+    >>> every()["schedule-per-microbatch"].topic
+    'cadence'
+    """
+    for topic in topics("rules"):
+        importlib.import_module(f"labkit.{topic}.rules")
+    return TABLE
 
 
 COUNT_FIRST = "count the valid tokens N of the whole window first, and divide every summed loss by that N"

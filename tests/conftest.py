@@ -48,11 +48,12 @@ def _errors_left() -> list[BaseException]:
     """The errors since the last call; there are none where no lab was imported."""
     if "labkit.labs" not in sys.modules:
         return []
-    from labkit.labs import _cells, errors
+    from labkit.frame import cell_panels
+    from labkit.labs import errors
 
     left = list(errors)
     errors.clear()
-    _cells.page = None
+    cell_panels.page = None
     return left
 
 

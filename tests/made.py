@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from labkit.declare import Choice, Range, Switch, quantity
 from labkit.errors import LabError
-from labkit.labs._canvas import Canvas
-from labkit.labs._experiment import Experiment
+from labkit.frame.canvas import Canvas
+from labkit.frame.experiment import Experiment
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,9 +22,9 @@ import labkit.__main__ as command
 from labkit import LabError
 from labkit.acceptance import Gate, Record, accept
 from labkit.acceptance.candidates import IDEAS, Clock, Made, acceptance, cut, network, traces
-from labkit.acceptance.found import verdict
 from labkit.acceptance.record import GATES
-from labkit.acceptance.sides import Trace
+from labkit.acceptance.side import Trace
+from labkit.acceptance.state import verdict
 from labkit.acceptance.traces import bands, nudge
 from labkit.decision import decide
 from labkit.declare import parameters

@@ -11,7 +11,7 @@ __all__ = ["opened", "served"]  # fixtures
 pytestmark = pytest.mark.browser
 
 CELL = "import labkit\nlab = labkit.labs.audit()\nlab"
-REPORT = "from labkit.hunt.suspects import loops\nlabkit.labs.shown(loops(loop='B'))"
+REPORT = "from labkit.audit.bug_hunt.suspects import loops\nlabkit.labs.shown(loops(loop='B'))"
 
 
 def test_a_loop_is_named_and_a_fault_is_hunted(opened: Opened) -> None:

@@ -10,7 +10,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page
 
-from labkit import progress
+from labkit.learner import record
 from tests.lab_in_browser import command
 from tests.test_browser import Opened, opened, pixels, served, until, words
 from tests.test_notebooks_in_browser import OUTSIDE, OVER
@@ -26,7 +26,7 @@ SET = {"intensity": 2.0, "bandwidth": 80.0, "ceiling": 1000.0}
 @pytest.fixture(autouse=True)
 def _anew() -> None:
     """Kernels keep progress in the folder of the whole test run."""
-    (progress.folder() / "progress.json").unlink(missing_ok=True)
+    (record.folder() / "progress.json").unlink(missing_ok=True)
 
 
 def serious(page: Page, context: str = ".lk") -> list[str]:

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.browser
 
 CELL = "import labkit\nlab = labkit.labs.throughput()\nlab"
 STEP = """from labkit import check
-from labkit.check.throughput import plain_step
+from labkit.throughput.exercises import plain_step
 check.train_step(plain_step)"""
 
 

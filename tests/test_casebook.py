@@ -13,10 +13,10 @@ import torch
 from labkit import LabError, casebook, rules, workers
 from labkit.audit import probe
 from labkit.casebook import Case, Number, all, entry, find
-from labkit.casebook.clipping import unscale_in_the_loop
-from labkit.casebook.epochs import window_by_window
-from labkit.casebook.ranks import on_ranks
-from labkit.casebook.weights import Marked, of_window, total
+from labkit.casebook.cases.clipping import unscale_in_the_loop
+from labkit.casebook.cases.epochs import window_by_window
+from labkit.casebook.cases.ranks import on_ranks
+from labkit.casebook.cases.weights import Marked, of_window, total
 from labkit.clipping import refusal, stepped_with
 from labkit.corpus import made
 from labkit.declare import parameters

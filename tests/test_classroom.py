@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import labkit
-from labkit import classroom, notices
-from labkit.classroom import Entry
-from labkit.tally import MOST, Tally, close, tally
+from labkit.learner import class_predictions, one_time_messages
+from labkit.learner.class_predictions import Entry
+from labkit.learner.prediction_histogram import MOST, Tally, close, tally
 
 ROOT = pathlib.Path(__file__).parents[1]
 SET = {"intensity": 2.0}
@@ -31,28 +31,28 @@ def place(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[p
     folder = tmp_path / "class"
     folder.mkdir()
     monkeypatch.setenv("LABKIT_CLASS", str(folder))
-    monkeypatch.setattr(classroom, "_writers", [])
-    notices.forget()
+    monkeypatch.setattr(class_predictions, "_writers", [])
+    one_time_messages.forget()
     yield folder
-    assert classroom.flush()
-    notices.forget()
+    assert class_predictions.flush()
+    one_time_messages.forget()
 
 
 def submit(number: float, values: dict[str, Any] | None = None) -> None:
-    classroom.submit("roofline.ceiling", number, SET if values is None else values)
+    class_predictions.submit("roofline.ceiling", number, SET if values is None else values)
 
 
 def numbers(place: pathlib.Path) -> list[float]:
-    assert classroom.flush()
-    return [entry.number for entry in classroom.entries(place)]
+    assert class_predictions.flush()
+    return [entry.number for entry in class_predictions.entries(place)]
 
 
 def test_it_is_off_by_default(place: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for off in (lambda: monkeypatch.setenv("LABKIT_CLASS", ""), lambda: monkeypatch.delenv("LABKIT_CLASS")):
         off()
-        assert classroom.folder() is None
+        assert class_predictions.folder() is None
         submit(1)
-    assert list(place.iterdir()) == [] and notices.take() == [] and classroom._writers == []
+    assert list(place.iterdir()) == [] and one_time_messages.take() == [] and class_predictions._writers == []
 
 
 def test_a_prediction_of_a_lab_is_there_before_step_and_the_learner_is_told_once(place: pathlib.Path) -> None:
@@ -60,9 +60,9 @@ def test_a_prediction_of_a_lab_is_there_before_step_and_the_learner_is_told_once
     lab.predict(150)
     lab._receive(lab, {"type": "commands", "commands": [{"type": "predict", "number": 155}]}, [])
     assert numbers(place) == [150, 155]
-    (first, _) = classroom.entries(place)
+    (first, _) = class_predictions.entries(place)
     assert first.experiment == "roofline.ceiling" and first.values == {**lab.values} and first.at <= time.time()
-    assert "board of your class" in lab.page["notice"] and notices.take() == []
+    assert "board of your class" in lab.page["notice"] and one_time_messages.take() == []
 
 
 def test_a_refused_prediction_is_not_sent(place: pathlib.Path) -> None:
@@ -78,19 +78,19 @@ def test_nothing_names_the_writer(place: pathlib.Path) -> None:
     assert numbers(place) == [150]
     (file,) = place.iterdir()
     line = json.loads(file.read_text())
-    assert set(line) == {"experiment", "prediction", "values", "at"} and classroom.FILE.fullmatch(file.name)
+    assert set(line) == {"experiment", "prediction", "values", "at"} and class_predictions.FILE.fullmatch(file.name)
 
 
 def test_thirty_writers_at_once_lose_nothing(place: pathlib.Path) -> None:
     write = """
 import sys, threading, time
-from labkit import classroom
+from labkit.learner import class_predictions
 while not __import__("os").path.exists(sys.argv[2]): time.sleep(0.001)
 def work(t):
-    for n in range(10): classroom.submit("a.b", 1000 * int(sys.argv[1]) + 100 * t + n, {})
+    for n in range(10): class_predictions.submit("a.b", 1000 * int(sys.argv[1]) + 100 * t + n, {})
 threads = [threading.Thread(target=work, args=(t,)) for t in range(2)]
 [t.start() for t in threads]; [t.join() for t in threads]
-assert classroom.flush(60)
+assert class_predictions.flush(60)
 """
     start = place.parent / "go"
     command = [sys.executable, "-c", write]
@@ -98,7 +98,7 @@ assert classroom.flush(60)
     time.sleep(0.5)
     start.touch()
     assert [writer.wait(120) for writer in writers] == [0] * 30
-    found = classroom.entries(place)
+    found = class_predictions.entries(place)
     assert sorted(entry.number for entry in found) == [
         1000 * k + 100 * t + n for k in range(30) for t in (0, 1) for n in range(10)
     ]
@@ -111,11 +111,11 @@ assert classroom.flush(60)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_fork_writes_a_file_of_its_own(place: pathlib.Path) -> None:
     submit(1)
-    assert classroom.flush()
+    assert class_predictions.flush()
     child = os.fork()
     if child == 0:
         submit(2)
-        os._exit(0 if classroom.flush(10) else 1)
+        os._exit(0 if class_predictions.flush(10) else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert sorted(numbers(place)) == [1, 2] and len(list(place.iterdir())) == 2
 
@@ -133,11 +133,11 @@ def test_a_folder_that_goes_away_disturbs_nobody(gone: str, place: pathlib.Path)
     lab = labkit.labs.roofline("ceiling")
     lab.predict(150)
     lab.predict(160)
-    assert classroom.flush()
+    assert class_predictions.flush()
     lab.step()
     said = lab.page["notice"]
     assert said.count("do not reach") == 1 and str(place) not in said and lab.result and not lab.error
-    assert classroom.entries(place) == []
+    assert class_predictions.entries(place) == []
 
 
 def test_a_full_disk_disturbs_nobody_and_a_torn_line_spoils_no_other(
@@ -156,21 +156,21 @@ def test_a_full_disk_disturbs_nobody_and_a_torn_line_spoils_no_other(
     monkeypatch.setattr(os, "write", write)
     for number in (1, 2, 3, 4):
         submit(number)
-        assert classroom.flush()
+        assert class_predictions.flush()
     monkeypatch.setattr(os, "write", real)
     assert numbers(place) == [1, 4]
-    assert len(notices.take()) == 2  # that there is a board, and that not all reaches it
+    assert len(one_time_messages.take()) == 2  # that there is a board, and that not all reaches it
 
 
 def test_a_folder_that_never_answers_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
     answer = threading.Event()
-    monkeypatch.setattr(classroom.Writer, "_append", lambda *_: answer.wait(30))
+    monkeypatch.setattr(class_predictions.Writer, "_append", lambda *_: answer.wait(30))
     began = time.monotonic()
     for number in range(3000):
         submit(number)
-    assert time.monotonic() - began < 5 and not classroom.flush(0.05)
+    assert time.monotonic() - began < 5 and not class_predictions.flush(0.05)
     answer.set()
 
 
@@ -206,13 +206,13 @@ def test_what_is_no_prediction_is_passed_over_and_its_neighbours_are_read(bad: A
 @given(st.lists(st.binary(max_size=200) | st.text(max_size=200).map(str.encode)))
 def test_any_bytes_are_only_data(lines: list[bytes]) -> None:
     for each in lines:
-        entry = classroom._entry("w", each)
+        entry = class_predictions._entry("w", each)
         assert entry is None or (math.isfinite(entry.number) and math.isfinite(entry.at))
 
 
 def test_markup_stays_a_word(place: pathlib.Path) -> None:
     put(place, {**GOOD, "experiment": "<script>", "values": {"<b>": "<i>"}})
-    (entry,) = classroom.entries(place)
+    (entry,) = class_predictions.entries(place)
     assert tally([entry], "roofline.ceiling", SET).rows() == []
 
 
@@ -227,17 +227,17 @@ def test_only_our_plain_files_are_read_and_only_so_much_of_them(
     (place / f"{'4' * 32}.jsonl").symlink_to("/dev/zero")
     put(place, GOOD, name="notes")
     (place / "0.jsonl\n").write_text("")
-    assert classroom.entries(place) == []
+    assert class_predictions.entries(place) == []
     path = put(place, GOOD)
     path.write_bytes(path.read_bytes() + line(GOOD))  # a line that is still being written
     assert numbers(place) == [150]
-    monkeypatch.setattr(classroom, "BYTES", 300)
+    monkeypatch.setattr(class_predictions, "BYTES", 300)
     put(place, *[GOOD] * 1000)
-    assert len(classroom.entries(place)) == 300 // (len(line(GOOD)) + 1)
-    monkeypatch.setattr(classroom, "FILES", 2)
+    assert len(class_predictions.entries(place)) == 300 // (len(line(GOOD)) + 1)
+    monkeypatch.setattr(class_predictions, "FILES", 2)
     for k in range(5):
         put(place, GOOD, name=f"{k:032x}")
-    assert len({entry.writer for entry in classroom.entries(place)}) == 2
+    assert len({entry.writer for entry in class_predictions.entries(place)}) == 2
 
 
 def test_a_huge_file_is_read_quickly(place: pathlib.Path) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from labkit import data_parallel, rules, workers
 from labkit.corpus import batch
-from labkit.data_parallel import clock, edges, loops, shards, sync, wire
+from labkit.data_parallel import allreduce_time, no_sync, rank_losses, sharding, step_timeline, uneven_ranks
 from labkit.data_parallel.compare import apart, drawn, share
 from labkit.declare import checked, parameters
 from labkit.errors import LabError
@@ -34,7 +34,7 @@ from tests.strategies import forbidden
 
 torch.set_num_threads(1)
 
-WRONG = tuple(word for word in loops.RECIPES if word != "token-mean")
+WRONG = tuple(word for word in rank_losses.RECIPES if word != "token-mean")
 EXPERIMENTS = (
     *(data_parallel.recipes, data_parallel.collectives, data_parallel.buckets, data_parallel.timeline),
     *(data_parallel.allreduce, data_parallel.empty_rank, data_parallel.uneven, data_parallel.overflow),
@@ -60,16 +60,16 @@ def fractions(word: str, counts: Sequence[Sequence[int]], seen_from: int = 0) ->
     return found
 
 
-@pytest.mark.parametrize("word", loops.RECIPES)
+@pytest.mark.parametrize("word", rank_losses.RECIPES)
 @pytest.mark.parametrize("counts", [[[1, 3], [5, 7]], [[4], [4]], [[2, 2], [3, 9], [8, 1]], [[6]]])
 def test_predicted_weights_are_the_fractions(word: str, counts: list[list[int]]) -> None:
     for seen_from in range(len(counts)):
-        found = loops.weights(word, loops.ranked(counts, seen_from))
+        found = rank_losses.weights(word, rank_losses.ranked(counts, seen_from))
         assert found.tolist() == pytest.approx([float(each) for each in fractions(word, counts, seen_from)], rel=1e-14)
 
 
 def test_a_microbatch_without_a_valid_token_weighs_nothing() -> None:
-    assert loops.weights("mean-of-means", loops.ranked([[0, 3], [4, 4]])).tolist()[0] == 0
+    assert rank_losses.weights("mean-of-means", rank_losses.ranked([[0, 3], [4, 4]])).tolist()[0] == 0
 
 
 @pytest.mark.parametrize("word", WRONG)
@@ -78,8 +78,8 @@ def test_every_wrong_recipe_stands_in_the_table_with_its_weights(word: str) -> N
     assert rule.word == word and rule.fix and rule.looks_like and not rule.right
     if rule.topic == "data_parallel":
         counts = [[1, 3], [5, 7]]
-        assert rule.needs == "ranks" and rule.loop is loops.RECIPES[word]
-        predicted = rule.weights(loops.ranked(counts)).tolist()
+        assert rule.needs == "ranks" and rule.loop is rank_losses.RECIPES[word]
+        predicted = rule.weights(rank_losses.ranked(counts)).tolist()
         assert predicted == pytest.approx([float(each) for each in fractions(word, counts)])
 
 
@@ -89,7 +89,7 @@ def test_a_recipe_without_ranks_says_what_it_needs() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("word", loops.RECIPES)
+@pytest.mark.parametrize("word", rank_losses.RECIPES)
 def test_a_recipe_gives_the_weights_that_algebra_says(word: str, ranks: int) -> None:
     found = data_parallel.recipes(recipe=word, ranks=ranks)
     here = share(drawn(ranks, 2, 4, 294), 294)
@@ -146,7 +146,7 @@ SIZE = 8 * sum(p.numel() for p in Transformer().parameters())
 @pytest.mark.parametrize(("ranks", "K"), [(2, 4), (2, 1), (2, 6), (4, 3), (1, 2)])
 def test_all_reduces_of_every_pattern(ranks: int, K: int) -> None:
     found = data_parallel.collectives(ranks=ranks, accumulation_steps=K)
-    assert [each.name for each in found.patterns] == list(sync.PATTERNS)
+    assert [each.name for each in found.patterns] == list(no_sync.PATTERNS)
     assert [each.all_reduces for each in found.patterns] == [K, 1, K, 1, 0, 1]
     assert all(each.bytes == each.all_reduces * SIZE for each in found.patterns)
     for at, each in enumerate(found.patterns):
@@ -180,8 +180,13 @@ def test_a_bucket_is_closed_by_the_layer_that_fills_it(cap: float, messages: int
 @pytest.mark.parametrize(("ranks", "K", "cap"), [(2, 4, 0.25), (2, 1, 25.0), (1, 3, 0.5)])
 def test_a_step_in_time_has_all_its_parts_in_order(ranks: int, K: int, cap: float) -> None:
     found = data_parallel.timeline(ranks=ranks, accumulation_steps=K, bucket_cap=cap, rows=8)
-    assert found.messages == math.ceil(clock.LAYERS / math.ceil(cap / 0.25)) and found.step.count == clock.TIMES
-    assert found.microbatch.count == ranks * K * clock.TIMES and found.exposed.count == ranks * clock.TIMES
+    assert (
+        found.messages == math.ceil(step_timeline.LAYERS / math.ceil(cap / 0.25))
+        and found.step.count == step_timeline.TIMES
+    )
+    assert (
+        found.microbatch.count == ranks * K * step_timeline.TIMES and found.exposed.count == ranks * step_timeline.TIMES
+    )
     for rank in range(ranks):
         own = [each for each in found.stretches if each.rank == rank]
         work = [each for each in own if each.name != "all-reduce"]
@@ -199,11 +204,11 @@ def test_a_step_in_time_has_all_its_parts_in_order(ranks: int, K: int, cap: floa
 
 
 def test_stretches_of_a_step_by_hand() -> None:
-    steps: list[clock.Step] = [
+    steps: list[step_timeline.Step] = [
         ([10.0, 11.0, 13.0, 13.5], [[11.5, 12.0], [12.0, 12.9]]),
         ([10.5, 11.5, 14.0, 14.25], [[12.0, 12.4], [13.0, 13.9]]),
     ]
-    found = clock._stretches(steps)
+    found = step_timeline._stretches(steps)
     told = [(s.rank, s.name, s.start, s.end) for s in found]
     assert told[:6] == [
         (0, "microbatch", 0.0, 1000.0),
@@ -214,25 +219,25 @@ def test_stretches_of_a_step_by_hand() -> None:
         (0, "all-reduce", 2000.0, pytest.approx(2900.0)),
     ]
     assert told[6] == (1, "microbatch", 500.0, 1500.0) and told[8] == (1, "wait", 3000.0, 4000.0)
-    assert clock._slowest([[ticks] for ticks, _ in steps]) == [3.75]
+    assert step_timeline._slowest([[ticks] for ticks, _ in steps]) == [3.75]
 
 
 @given(st.floats(1e-5, 1e-2), st.floats(1e-11, 1e-7))
 def test_a_line_is_found_again(latency: float, per_byte: float) -> None:
-    found = wire.line(wire.SIZES, [latency + size * per_byte for size in wire.SIZES])
+    found = allreduce_time.line(allreduce_time.SIZES, [latency + size * per_byte for size in allreduce_time.SIZES])
     assert found.residual < 1e-6
-    for size in wire.SIZES:
+    for size in allreduce_time.SIZES:
         assert found.seconds(size) == pytest.approx(latency + size * per_byte, rel=1e-6)
     assert found.seconds(1000, 7) == pytest.approx(7 * latency + 1000 * per_byte, rel=1e-4)
 
 
-@given(st.lists(st.floats(1e-5, 1.0), min_size=len(wire.SIZES), max_size=len(wire.SIZES)))
+@given(st.lists(st.floats(1e-5, 1.0), min_size=len(allreduce_time.SIZES), max_size=len(allreduce_time.SIZES)))
 def test_no_line_has_a_negative_number_and_none_is_nearer(seconds: list[float]) -> None:
-    found = wire.line(wire.SIZES, seconds)
+    found = allreduce_time.line(allreduce_time.SIZES, seconds)
     assert found.latency >= 0 and found.per_byte >= 0
 
     def miss(latency: float, per_byte: float) -> float:
-        terms = [(latency + b * per_byte) / t - 1 for b, t in zip(wire.SIZES, seconds, strict=True)]
+        terms = [(latency + b * per_byte) / t - 1 for b, t in zip(allreduce_time.SIZES, seconds, strict=True)]
         return math.sqrt(sum(each**2 for each in terms) / len(terms))
 
     assert found.residual == pytest.approx(miss(found.latency, found.per_byte))
@@ -242,7 +247,7 @@ def test_no_line_has_a_negative_number_and_none_is_nearer(seconds: list[float]) 
 
 def test_all_reduces_are_measured_and_modelled() -> None:
     found = data_parallel.allreduce(payload=0.5, messages=4)
-    assert found.payload == 500_000 and len(found.measured) == len(found.sizes) == len(wire.SIZES)
+    assert found.payload == 500_000 and len(found.measured) == len(found.sizes) == len(allreduce_time.SIZES)
     assert all(each.count >= 3 and each.lowest > 0 for each in (*found.measured, found.found))
     assert found.modelled == pytest.approx(4 * found.latency + 0.5 / found.bandwidth * 1e3)
     assert found.residual == pytest.approx(100 * found.line.residual)
@@ -251,10 +256,10 @@ def test_all_reduces_are_measured_and_modelled() -> None:
 
 def test_the_line_of_a_session_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     first = data_parallel.allreduce_seconds(1e6)
-    monkeypatch.setattr(wire, "workers", None)
+    monkeypatch.setattr(allreduce_time, "workers", None)
     both = data_parallel.allreduce_seconds(2e6), data_parallel.allreduce_seconds(1e6)
     assert both[1] == first and both[0] >= first
-    line = wire._line(2)
+    line = allreduce_time._line(2)
     assert data_parallel.allreduce_seconds(0, messages=3) == pytest.approx(3 * line.latency)
     step = functools.partial(step_seconds, 4, 2, 1e-3, 1e-3, 1e-3)
     assert step(allreduce=first) - step() == pytest.approx(first)
@@ -364,7 +369,7 @@ def test_a_killed_rank_is_named_and_the_next_run_works() -> None:
 )
 def test_collectives_of_shards(last_only: bool, gathered: bool, ranks: int, K: int) -> None:
     found = data_parallel.fsdp(last_only=last_only, gathered=gathered, ranks=ranks, accumulation_steps=K)
-    L = shards.LAYERS
+    L = sharding.LAYERS
     assert found.reduce_scatters == (L if last_only else K * L)
     assert found.all_gathers == (L if gathered else 2 * K * L)
     assert found.relative_error <= found.tolerance < 1e-12 and found.parameters == L * 16 * 16
@@ -434,4 +439,4 @@ def test_torchrun_gives_the_same_result(tmp_path: Path) -> None:
     here = data_parallel.recipes(recipe="mean-of-means", seed=3)
     assert fitted == here.fitted.tolist() and error == here.relative_error
     assert [each["all_reduces"] for each in collectives["patterns"]] == [2, 1, 2, 1, 0, 1]
-    assert edges.PATIENCE == 1.0
+    assert uneven_ranks.PATIENCE == 1.0

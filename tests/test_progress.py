@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import labkit
-from labkit import check, notices, progress
+from labkit import check
+from labkit.learner import one_time_messages, record
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -26,29 +27,31 @@ ROOT = pathlib.Path(__file__).parents[1]
 @pytest.fixture(autouse=True)
 def data(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pathlib.Path]:
     monkeypatch.setenv("LABKIT_DATA", str(tmp_path / "data"))
-    notices.forget()
+    one_time_messages.forget()
     yield tmp_path / "data"
-    notices.forget()
+    one_time_messages.forget()
 
 
 def step(number: float, *, score: float = 0.5) -> None:
-    progress.predicted("roofline.ceiling", number, 160.0, score, {"intensity": 2.0, "kind": "full", "on": True})
+    record.predicted("roofline.ceiling", number, 160.0, score, {"intensity": 2.0, "kind": "full", "on": True})
 
 
 def kept() -> Any:
-    return json.loads((progress.folder() / "progress.json").read_text())
+    return json.loads((record.folder() / "progress.json").read_text())
 
 
 def test_no_test_touches_the_real_folder(monkeypatch: pytest.MonkeyPatch, data: pathlib.Path) -> None:
-    assert progress.folder() == data
+    assert record.folder() == data
     monkeypatch.undo()
-    assert "labkit-tests-" in str(progress.folder())
+    assert "labkit-tests-" in str(record.folder())
 
 
 def test_what_was_done_is_there_in_another_process() -> None:
     step(150)
-    progress.passed("token_mean")
-    asked = "from labkit import progress; done = progress.done(); print(done.last('roofline.ceiling'), done.exercises)"
+    record.passed("token_mean")
+    asked = (
+        "from labkit.learner import record; done = record.done(); print(done.last('roofline.ceiling'), done.exercises)"
+    )
     said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, cwd=ROOT, timeout=60).stdout
     assert "predicted=150.0, answer=160.0, score=0.5" in said and "token_mean" in said
 
@@ -57,19 +60,19 @@ def test_two_kernels_at_once_lose_nothing() -> None:
     """Four processes, each with threads of its own in the file; more than two, so that they really meet."""
     write = """
 import sys, threading
-from labkit import progress
-progress.PATIENCE = 100  # this machine may be slow
+from labkit.learner import record
+record.PATIENCE = 100  # this machine may be slow
 def work(me):
     for n in range(6):
-        progress.predicted(f"topic.{me}", n, 1.0, 0.5, {})
-        progress.passed(f"{me}-{n}")
+        record.predicted(f"topic.{me}", n, 1.0, 0.5, {})
+        record.passed(f"{me}-{n}")
 threads = [threading.Thread(target=work, args=(f"{sys.argv[1]}-{t}",)) for t in range(2)]
 [t.start() for t in threads]; [t.join() for t in threads]
-from labkit import notices; assert not notices.take()
+from labkit.learner import one_time_messages; assert not one_time_messages.take()
 """
     kernels = [subprocess.Popen([sys.executable, "-c", write, str(k)], cwd=ROOT) for k in range(4)]
     assert [kernel.wait(120) for kernel in kernels] == [0] * 4
-    done = progress.done()
+    done = record.done()
     writers = [f"{k}-{t}" for k in range(4) for t in range(2)]
     assert set(done.exercises) == {f"{me}-{n}" for me in writers for n in range(6)}
     for me in writers:
@@ -78,24 +81,24 @@ from labkit import notices; assert not notices.take()
 
 def test_the_best_stays_and_the_file_stays_small() -> None:
     step(160, score=0.0)
-    for number in range(progress.KEPT + 20):
+    for number in range(record.KEPT + 20):
         step(number, score=1 + number)
-    series = progress.done().predictions["roofline.ceiling"]
-    assert len(series) == progress.KEPT and series[0].score == 0.0 and series[-1].predicted == progress.KEPT + 19
-    assert progress.done().best("roofline.ceiling") == 0.0
+    series = record.done().predictions["roofline.ceiling"]
+    assert len(series) == record.KEPT and series[0].score == 0.0 and series[-1].predicted == record.KEPT + 19
+    assert record.done().best("roofline.ceiling") == 0.0
 
 
 def test_the_first_pass_counts() -> None:
-    progress.passed("plan")
-    first = dict(progress.done().exercises)
-    progress._change(lambda old: type(old)(old.predictions, {"plan": "2020-01-01T00:00:00Z"}))
-    progress.passed("plan")
-    assert progress.done().exercises == {"plan": "2020-01-01T00:00:00Z"} != first
+    record.passed("plan")
+    first = dict(record.done().exercises)
+    record._change(lambda old: type(old)(old.predictions, {"plan": "2020-01-01T00:00:00Z"}))
+    record.passed("plan")
+    assert record.done().exercises == {"plan": "2020-01-01T00:00:00Z"} != first
 
 
 def test_it_is_anonymous() -> None:
     step(150)
-    text = (progress.folder() / "progress.json").read_text()
+    text = (record.folder() / "progress.json").read_text()
     home, user = str(pathlib.Path.home()), os.environ.get("USER", "root")
     assert home not in text and user not in text and "/" not in text
     assert set(kept()["predictions"]["roofline.ceiling"][0]) == {"at", "predicted", "answer", "score", "values"}
@@ -109,7 +112,7 @@ DAMAGED = [
     b'{"version":1,"predictions":{"a":[{"at":"2026-01-01T00:00:00Z","predicted":1e999,"answer":1,"score":0,"values":{}}]},"exercises":{}}',
     b'{"version":1,"predictions":{"a":[{"at":"2026-01-01T00:00:00Z","predicted":1,"answer":1,"score":0,"values":{"b":[]}}]},"exercises":{}}',
     b'{"version":1,"predictions":{"a":[{"at":"2026-01-01T00:00:00Z","predicted":true,"answer":1,"score":0,"values":{}}]},"exercises":{}}',
-    b"[" * 100_000, b" " * (progress.LARGEST + 1), b'{"version":1,"predictions":{},"exercises":{},"more":1}',
+    b"[" * 100_000, b" " * (record.LARGEST + 1), b'{"version":1,"predictions":{},"exercises":{},"more":1}',
 ]  # fmt: skip
 
 
@@ -117,14 +120,14 @@ DAMAGED = [
 def test_a_damaged_file_is_set_aside_and_said_so_once(text: bytes, data: pathlib.Path) -> None:
     data.mkdir()
     (data / "progress.json").write_bytes(text)
-    assert progress.done() == progress.Done({}, {})
+    assert record.done() == record.Done({}, {})
     step(150)
     assert (data / "progress-damaged-1.json").read_bytes() == text
-    (told,) = notices.take()
-    assert "progress-damaged-1.json" in told and progress.done().last("roofline.ceiling")
+    (told,) = one_time_messages.take()
+    assert "progress-damaged-1.json" in told and record.done().last("roofline.ceiling")
     (data / "progress.json").write_bytes(b"again")
-    progress.passed("plan")
-    assert (data / "progress-damaged-2.json").read_bytes() == b"again" and notices.take() == []
+    record.passed("plan")
+    assert (data / "progress-damaged-2.json").read_bytes() == b"again" and one_time_messages.take() == []
 
 
 anything = st.recursive(
@@ -152,7 +155,7 @@ def test_whatever_json_is_there_is_read_or_set_aside(found: Any, tmp_path_factor
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LABKIT_DATA", str(folder))
         step(150)
-        assert progress.done().last("roofline.ceiling")
+        assert record.done().last("roofline.ceiling")
 
 
 def test_a_file_of_a_newer_labkit_is_set_aside_untouched(data: pathlib.Path) -> None:
@@ -160,8 +163,8 @@ def test_a_file_of_a_newer_labkit_is_set_aside_untouched(data: pathlib.Path) -> 
     text = '{"version": 2, "whatever": true}'
     (data / "progress.json").write_text(text)
     step(150)
-    assert (data / "progress-newer-1.json").read_text() == text and kept()["version"] == progress.VERSION
-    assert "newer labkit" in " ".join(notices.take())
+    assert (data / "progress-newer-1.json").read_text() == text and kept()["version"] == record.VERSION
+    assert "newer labkit" in " ".join(one_time_messages.take())
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "dangling link"])
@@ -170,16 +173,16 @@ def test_what_is_no_file_is_set_aside_or_replaced(kind: str, data: pathlib.Path)
     path = data / "progress.json"
     {"folder": path.mkdir, "pipe": lambda: os.mkfifo(path), "dangling link": lambda: path.symlink_to("nowhere")}[kind]()
     step(150)
-    assert path.is_file() and progress.done().last("roofline.ceiling")
+    assert path.is_file() and record.done().last("roofline.ceiling")
 
 
 def quiet(tmp_path: pathlib.Path) -> str:
     """Work goes on, and one sentence says what is not kept."""
     step(150)
     step(151)
-    progress.passed("plan")
-    progress.done()
-    said = notices.take()
+    record.passed("plan")
+    record.done()
+    said = one_time_messages.take()
     assert len(said) == 1 and "all else works" in said[0] and str(tmp_path) not in said[0]
     return said[0]
 
@@ -227,7 +230,7 @@ def test_a_disk_that_is_really_full(tmp_path: pathlib.Path, monkeypatch: pytest.
 def test_without_a_home_nothing_is_kept_and_nothing_is_made(tmp_path: pathlib.Path) -> None:
     asked = (
         "import os; os.path.expanduser = lambda path: path\n"
-        "from labkit import notices, progress; progress.passed('plan'); print(progress.done(), notices.take())"
+        "from labkit.learner import one_time_messages, record; record.passed('plan'); print(record.done(), one_time_messages.take())"
     )
     environment = {
         key: value for key, value in os.environ.items() if key not in ("LABKIT_DATA", "HOME", "XDG_DATA_HOME")
@@ -241,7 +244,7 @@ def test_without_a_home_nothing_is_kept_and_nothing_is_made(tmp_path: pathlib.Pa
 
 
 def test_a_kernel_that_hangs_is_not_waited_for(data: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "PATIENCE", 0.1)
+    monkeypatch.setattr(record, "PATIENCE", 0.1)
     step(1)
     lock = str(data / "progress.lock")
     hold = f"import filelock, time\nwith filelock.FileLock({lock!r}): print(flush=True); time.sleep(60)"
@@ -249,32 +252,32 @@ def test_a_kernel_that_hangs_is_not_waited_for(data: pathlib.Path, monkeypatch: 
     try:
         assert other.stdout and other.stdout.readline()
         step(2)
-        assert "another kernel" in notices.take()[0]
-        assert progress.done().last("roofline.ceiling").predicted == 1  # type: ignore[union-attr]
+        assert "another kernel" in one_time_messages.take()[0]
+        assert record.done().last("roofline.ceiling").predicted == 1  # type: ignore[union-attr]
     finally:
         other.kill()
         other.wait()
         other.stdout.close()  # type: ignore[union-attr]
     step(3)
-    assert progress.done().last("roofline.ceiling").predicted == 3  # type: ignore[union-attr]
+    assert record.done().last("roofline.ceiling").predicted == 3  # type: ignore[union-attr]
 
 
 def test_a_step_keeps_a_prediction_once() -> None:
     lab = labkit.labs.roofline("ceiling")
     lab.step()
-    assert not progress.done().predictions
+    assert not record.done().predictions
     lab.reset()
     lab.set(intensity=2, bandwidth=80)
     lab.predict(150)
-    assert not progress.done().predictions
+    assert not record.done().predictions
     lab.step()
     lab.step()
-    (row,) = progress.done().predictions["roofline.ceiling"]
+    (row,) = record.done().predictions["roofline.ceiling"]
     assert (row.predicted, row.answer, row.score) == (150, 160, 0.0625) and row.values["bandwidth"] == 80
     lab.reset()
     lab.predict(160)
     lab._receive(lab, {"type": "commands", "commands": [{"type": "step"}]}, [])
-    assert progress.done().last("roofline.ceiling").score == 0  # type: ignore[union-attr]
+    assert record.done().last("roofline.ceiling").score == 0  # type: ignore[union-attr]
 
 
 def test_a_long_run_that_was_stopped_keeps_nothing_and_a_whole_one_does() -> None:
@@ -285,9 +288,9 @@ def test_a_long_run_that_was_stopped_keeps_nothing_and_a_whole_one_does() -> Non
     lab.predict(3)
     lab._results().__next__()
     lab._halt()
-    assert not progress.done().predictions
+    assert not record.done().predictions
     lab.step()
-    assert len(progress.done().predictions["made.long"]) == 1
+    assert len(record.done().predictions["made.long"]) == 1
 
 
 def test_a_lab_without_a_topic_keeps_nothing() -> None:
@@ -296,14 +299,14 @@ def test_a_lab_without_a_topic_keeps_nothing() -> None:
     lab = labkit.labs.Lab([Quick()])
     lab.predict(12)
     lab.step()
-    assert lab.score == 0 and not progress.done().predictions
+    assert lab.score == 0 and not record.done().predictions
 
 
 def test_an_answer_that_is_missed_for_ever_is_kept_without_a_score() -> None:
-    progress.predicted("a.b", 1.0, 0.0, math.inf, {})
-    progress.predicted("a.b", 1.0, math.nan, math.inf, {})
-    assert [(each.answer, each.score) for each in progress.done().predictions["a.b"]] == [(0.0, None), (None, None)]
-    assert progress.done().best("a.b") is None
+    record.predicted("a.b", 1.0, 0.0, math.inf, {})
+    record.predicted("a.b", 1.0, math.nan, math.inf, {})
+    assert [(each.answer, each.score) for each in record.done().predictions["a.b"]] == [(0.0, None), (None, None)]
+    assert record.done().best("a.b") is None
 
 
 def test_a_panel_says_quietly_what_is_not_kept(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,9 +320,9 @@ def test_a_panel_says_quietly_what_is_not_kept(tmp_path: pathlib.Path, monkeypat
 
 
 def test_a_checker_keeps_a_pass_and_only_a_pass(capsys: pytest.CaptureFixture[str]) -> None:
-    assert not check.token_mean(lambda sums, counts: 1.0).passed and not progress.done().exercises
+    assert not check.token_mean(lambda sums, counts: 1.0).passed and not record.done().exercises
     assert check.token_mean(lambda sums, counts: sum(sums) / sum(counts)).passed
-    assert set(progress.done().exercises) == {"token_mean"} and capsys.readouterr().out == ""
+    assert set(record.done().exercises) == {"token_mean"} and capsys.readouterr().out == ""
 
 
 def test_a_checker_says_once_what_is_not_kept(
@@ -332,12 +335,12 @@ def test_a_checker_says_once_what_is_not_kept(
 
 
 def test_every_public_checker_counts_and_none_within() -> None:
-    for name in check.__all__:
+    for name in check.all():
         assert hasattr(getattr(check, name), "__wrapped__"), name
 
 
 def test_the_mathematics_of_progress_needs_no_widgets() -> None:
-    asked = "import sys; from labkit import progress, classroom, course; course.notebooks()\n"
+    asked = "import sys; from labkit.learner import record, class_predictions, notebooks; notebooks.notebooks()\n"
     asked += "print('ipywidgets' in sys.modules, 'matplotlib' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, cwd=ROOT, timeout=60).stdout
     assert said.split() == ["False", "False"]

@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Iterator
 from typing import Annotated
 
+from labkit.cached_runs import KEPT, remembered
 from labkit.declare import Range, parameters
-from labkit.remember import KEPT, remembered
 
 
 def made() -> tuple[list[int], object]:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from labkit.acceptance.equality import INVARIANTS, Outcome, examples, held
-from labkit.acceptance.found import Found, record
 from labkit.acceptance.record import NOT_RUN
 from labkit.acceptance.record import Gate as Gate
 from labkit.acceptance.record import Record as Record
 from labkit.acceptance.record import Side as Side
-from labkit.acceptance.sides import Twin, look
+from labkit.acceptance.side import Twin, look
+from labkit.acceptance.state import Found, record
 from labkit.acceptance.timing import Clock
 from labkit.audit.references import LossSum
 from labkit.audit.runs import Build

@@ -13,7 +13,7 @@ from torch.optim import SGD
 
 from labkit.acceptance import Record, accept
 from labkit.acceptance.equality import INVARIANTS, NO_TEST, examples
-from labkit.acceptance.sides import Sided, Twin, look, traced
+from labkit.acceptance.side import Sided, Twin, look, traced
 from labkit.acceptance.traces import CONTROLS, bands, changed, differences, nudge
 from labkit.corpus import Batch, Seed, batch
 from labkit.declare import Choice, Range, quantity

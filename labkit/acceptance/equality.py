@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from labkit.acceptance.record import FAILED, PASSED, UNSURE
-from labkit.acceptance.sides import Sided, Trace, Twin
-from labkit.audit.facts import Fault
+from labkit.acceptance.side import Sided, Trace, Twin
+from labkit.audit.measurements import Fault
 from labkit.audit.references import References
 from labkit.declare import percent, times
 from labkit.errors import LabError

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from labkit.acceptance.record import FAILED, PASSED, UNSURE
-from labkit.acceptance.sides import SEED, Sided, called
+from labkit.acceptance.side import SEED, Sided, called
 from labkit.audit.runs import seeded
 from labkit.decision import Decision
 from labkit.errors import LabError

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.audit.across import ranks as ranks
+from labkit.audit.across_ranks import ranks as ranks
 from labkit.audit.cadence import counted, one_forward, second_run
-from labkit.audit.facts import Fault, Judged, Seen, near, solve
+from labkit.audit.candidate_rules import OBJECTIVES, named
+from labkit.audit.candidate_rules import objective as objective_gradient
 from labkit.audit.inspection import Finding as Finding
 from labkit.audit.inspection import inspect as inspect
 from labkit.audit.judge import judge
-from labkit.audit.naming import OBJECTIVES, named
-from labkit.audit.naming import objective as objective_gradient
+from labkit.audit.measurements import Fault, Judged, Seen, near, solve
 from labkit.audit.probes import probe as probe
 from labkit.audit.references import LossSum, Model64, References, Rounded, pieces
 from labkit.audit.report import Report as Report

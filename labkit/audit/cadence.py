@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from labkit.audit.facts import Fault, Seen
+from labkit.audit.measurements import Fault, Seen
 from labkit.audit.window import Window
 from labkit.declare import percent, three, times
 

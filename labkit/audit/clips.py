@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from labkit.audit.facts import Fault, Seen, near, solve
+from labkit.audit.measurements import Fault, Seen, near, solve
 from labkit.audit.window import Clip, Window
 from labkit.declare import three, times
 

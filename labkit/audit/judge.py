@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from labkit.audit.cadence import cadence, layers, steps
+from labkit.audit.candidate_rules import objective
 from labkit.audit.clips import reached
-from labkit.audit.facts import SCALELESS, Fault, Judged, Seen, near, solve
-from labkit.audit.naming import objective
-from labkit.audit.weights import hidden, name
+from labkit.audit.explain_weights import hidden, name
+from labkit.audit.measurements import SCALELESS, Fault, Judged, Seen, near, solve
 from labkit.audit.window import Window
 from labkit.fit import Weights
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.audit.copies import copied
+from labkit.audit.model_copy import copied
 from labkit.audit.window import Sampled
 from labkit.errors import LabError
 

@@ -7,7 +7,7 @@ import json
 import math
 from dataclasses import dataclass
 
-from labkit.audit.facts import Fault
+from labkit.audit.measurements import Fault
 from labkit.declare import percent, quantity, three
 
 

@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from labkit.audit.buffers import Buffers
 from labkit.audit.inplace import InPlace
-from labkit.audit.masters import Masters
+from labkit.audit.master_weights import Masters
 from labkit.audit.window import Clip, Pass, Sampled, Step, Window
 
 # By identity: code that torch.compile made cannot be hashed.

@@ -10,8 +10,8 @@ from typing import Annotated
 
 from labkit.batch.plans import Plan as Plan
 from labkit.batch.plans import plan as plan
-from labkit.batch.spans import Steps
-from labkit.batch.spans import timeline as timeline
+from labkit.batch.step_timeline import Steps
+from labkit.batch.step_timeline import timeline as timeline
 from labkit.declare import Range, quantity
 
 Microbatch = Annotated[int, Range(1, 64, log=True, unit="sequences", help="b, one forward pass of one replica")]

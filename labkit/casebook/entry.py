@@ -6,6 +6,7 @@ import difflib
 import html
 import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,11 @@ from typing import Any
 from torch import nn
 
 from labkit.audit import Report, audit, probe
+from labkit.audit.bug_hunt.suspects import loss_sum
+from labkit.casebook import cases
 from labkit.declare import quantity, show
 from labkit.device import quota_threads
 from labkit.errors import LabError
-from labkit.hunt.suspects import loss_sum
 from labkit.nets import VOCABULARY
 
 Loop = Callable[..., Any]
@@ -31,7 +33,6 @@ FAMILIES = {
     "data": "rows and batches",
     "counting": "what is counted",
 }
-MODULES = (*FAMILIES, "epochs")
 
 
 @dataclass(frozen=True)
@@ -196,8 +197,8 @@ def all() -> list[Case]:
     >>> len(all()), all()[0].title
     (27, 'B01 mean of means')
     """
-    for module in MODULES:
-        importlib.import_module(f"labkit.casebook.{module}")
+    for module in pkgutil.iter_modules(cases.__path__, f"{cases.__name__}."):
+        importlib.import_module(module.name)
     return sorted(_BOOK.values(), key=lambda case: list(FAMILIES).index(case.family))
 
 

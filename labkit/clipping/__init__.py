@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import SGD
 
-from labkit.clipping.coupled import ranks as ranks
 from labkit.clipping.ordering import ORDERS, Order, Parts, clip_once, clip_per_microbatch, once
+from labkit.clipping.overflow_across_ranks import ranks as ranks
 from labkit.clipping.scaling import overflow as overflow
 from labkit.clipping.scaling import underflow as underflow
 from labkit.corpus import Seed, Sequences, Steps, batch, split

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from labkit import workers
 from labkit.corpus import Batch, Seed, Shortest, batch, split
-from labkit.data_parallel.loops import RECIPES, Plain, ranked, sent, weights
+from labkit.data_parallel.rank_losses import RECIPES, Plain, ranked, sent, weights
 from labkit.declare import Choice, Range, quantity
 from labkit.fit import Distance, distance, fit, flat
 from labkit.nets import Transformer, next_token_loss, valid_tokens
@@ -126,7 +126,7 @@ def recipes(
     the gradient that each rank really has after its last backward.
     """
     here = share(drawn(ranks, accumulation_steps, shortest, seed), seed)
-    run = "labkit.data_parallel.loops:run_recipe"
+    run = "labkit.data_parallel.rank_losses:run_recipe"
     found = torch.tensor(workers.run(run, ranks, recipe=recipe, batches=here.plain, seed=seed), dtype=torch.float64)
     counts = [ranked(here.counts, seen_from) for seen_from in range(ranks)]
     return Recipe(

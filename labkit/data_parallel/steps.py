@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 from labkit.corpus import Batch, batch, split
-from labkit.data_parallel.loops import RECIPES, replica
+from labkit.data_parallel.rank_losses import RECIPES, replica
 from labkit.nets import next_token_loss, valid_tokens
 
 microbatches = split(*batch(3, 12, text="made"), 6)  # of all ranks: they are dealt out in order

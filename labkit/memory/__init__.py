@@ -19,7 +19,7 @@ from labkit.device import DTYPES, name, pick
 from labkit.errors import LabError
 from labkit.fit import distance, flat, gradient
 from labkit.memory.graphs import classic as classic
-from labkit.memory.saved import Length, Net, rounding, size, watch
+from labkit.memory.saved_tensors import Length, Net, rounding, size, watch
 from labkit.tolerance import Tolerance
 
 GlobalBatch = Annotated[int, Range(2, 32, unit="sequences", help="sequences of one optimizer step")]

@@ -13,7 +13,7 @@ from labkit import rules
 from labkit.corpus import Batch, Seed, batch, split
 from labkit.declare import Choice, Range, quantity
 from labkit.fit import distance, flat, gradient
-from labkit.memory.saved import Length, Loop, Net, Timeline, rounding, watch
+from labkit.memory.saved_tensors import Length, Loop, Net, Timeline, rounding, watch
 from labkit.nets import next_token_loss, valid_tokens
 from labkit.tolerance import Tolerance
 

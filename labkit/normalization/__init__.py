@@ -11,15 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from labkit import rules
 from labkit.declare import Choice, Range, quantity
 from labkit.fit import Distance, distance, per_layer
 from labkit.images import NORMS, Composition, ConvNet, Depth, Images, Seed, grouped, split
-from labkit.normalization.lockstep import METHODS as METHODS
-from labkit.normalization.lockstep import Ranks as Ranks
-from labkit.normalization.lockstep import accumulated, bound, first_moments, in_lockstep, one_batch, run
-from labkit.normalization.lockstep import pooled as pooled
-from labkit.normalization.lockstep import ranks as ranks
 from labkit.normalization.running_statistics import GroupVariance as GroupVariance
 from labkit.normalization.running_statistics import Momentum
 from labkit.normalization.running_statistics import Padding as Padding
@@ -28,24 +22,15 @@ from labkit.normalization.running_statistics import effective_momentum as effect
 from labkit.normalization.running_statistics import group_variance as group_variance
 from labkit.normalization.running_statistics import padding as padding
 from labkit.normalization.running_statistics import running as running
-from labkit.rules import Rule
+from labkit.normalization.sync_batchnorm import METHODS as METHODS
+from labkit.normalization.sync_batchnorm import Ranks as Ranks
+from labkit.normalization.sync_batchnorm import accumulated, bound, first_moments, in_lockstep, one_batch, run
+from labkit.normalization.sync_batchnorm import pooled as pooled
+from labkit.normalization.sync_batchnorm import ranks as ranks
 from labkit.tolerance import Tolerance
 
 Norm = Annotated[str, Choice(NORMS, help="BatchNorm, GroupNorm, LayerNorm, or BatchNorm with frozen statistics")]
 Steps = Annotated[int, Range(1, 16, unit="microbatches", help="K, microbatches of one optimizer step")]
-
-
-rules.add(
-    Rule(
-        "batch-dependent-layer",
-        accumulated,
-        rules.none,
-        "no weights explain the gradient; loss and running statistics differ too, the more the smaller a microbatch",
-        "GroupNorm or LayerNorm, frozen statistics, or statistics synchronised over the whole window",
-        topic="normalization",
-        changes="the statistics that the layer normalises by",
-    )
-)
 
 
 @dataclass(frozen=True, eq=False)

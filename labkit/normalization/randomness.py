@@ -13,13 +13,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from labkit import rules
 from labkit.declare import Choice, Range, Switch, percent, quantity
 from labkit.fit import Distance, distance, flat
 from labkit.images import ConvNet, Images, Seed, draw, split
-from labkit.normalization.lockstep import accumulated, one_batch, run
-from labkit.normalization.streams import UNITS, Net, augmentation, augmented, contributions, drawn, dropout, keyed
-from labkit.rules import Microbatches, Rule
+from labkit.normalization.random_streams import (
+    UNITS,
+    Net,
+    augmentation,
+    augmented,
+    contributions,
+    drawn,
+    dropout,
+    keyed,
+)
+from labkit.normalization.sync_batchnorm import accumulated, one_batch, run
+from labkit.rules import Microbatches
 from labkit.tolerance import Tolerance, depth, tolerance
 
 
@@ -31,19 +39,6 @@ def redrawn(model: nn.Module, microbatches: Microbatches) -> None:
         for images, labels in microbatches:
             loss = F.cross_entropy(model(images), labels, reduction="sum") / B
             loss.backward()
-
-
-rules.add(
-    Rule(
-        "nondeterministic",
-        redrawn,
-        rules.none,
-        "another gradient for another partition of the same seed, and for another seed of the same partition",
-        "dropout and augmentation off, or their numbers keyed by the example, wherever equality is asked",
-        topic="randomness",
-        changes="the random numbers that each image meets",
-    )
-)
 
 
 # One batch, and K microbatches of it.

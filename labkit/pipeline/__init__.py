@@ -13,10 +13,10 @@ from labkit.cadence.stepping import Seed
 from labkit.declare import Choice, Switch, quantity
 from labkit.fit import Distance, distance, fit
 from labkit.nets import IGNORE
-from labkit.pipeline.slicing import slices as slices
+from labkit.pipeline.indivisible_batches import indivisible as indivisible
+from labkit.pipeline.slicing import cut as cut
 from labkit.pipeline.stages import LOSSES, Microbatches, Ranks, Schedule, admit, chunks, data, model
 from labkit.pipeline.step import piped, sums
-from labkit.pipeline.tails import indivisible as indivisible
 from labkit.pipeline.timing import bubble as bubble
 from labkit.pipeline.timing import bubbles as bubbles
 from labkit.pipeline.timing import timeline as timeline

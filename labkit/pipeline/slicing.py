@@ -126,7 +126,7 @@ class Slices:
         return min(self.slices, key=lambda each: each.step.median)
 
 
-def slices(
+def cut(
     *,
     batch: Annotated[int, Range(64, 512, log=True, unit="rows", help="rows of the batch, however it is cut")] = 512,
     width: Annotated[int, Range(64, 256, log=True, unit="columns", help="rows and columns d of the weights")] = 256,
@@ -135,7 +135,7 @@ def slices(
 ) -> Iterator[Slices]:
     """A step of a real pipeline for M = 1, 2, 4, … microbatches of one batch, and the parts that its time is made of.
 
-    >>> next(slices(batch=64)).sizes
+    >>> next(cut(batch=64)).sizes
     (1, 2, 4, 8, 16, 32)
 
     float32; four matmuls a stage. The model takes all passes to be alike and no message to be hidden. Numbers of

@@ -179,7 +179,7 @@ def timeline(
 def sleeping(schedule: str, ranks: int, microbatches: int, forward: float, backward: float) -> list[Any]:
     """A real step whose stages sleep so many ms: for every rank, what each of its stages wrote down."""
     return workers.run(
-        "labkit.pipeline.sleepers:slept",
+        "labkit.pipeline.simulated_stages:slept",
         ranks,
         schedule=schedule,
         microbatches=microbatches,

@@ -20,12 +20,12 @@ import torch
 from labkit.declare import Choice, Range, Switch, quantity
 from labkit.device import DTYPES, LONGEST, Machine, Spread, bandwidths, matmul, measure, measuring, pick, weights
 from labkit.errors import LabError
-from labkit.roofline.accelerators import ACCELERATORS, Accelerator, SparsePeak, sparse_peak
+from labkit.roofline.accelerators import ACCELERATORS, Accelerator, SparsePeak, sparse
 
 __all__ = [
     "ACCELERATORS", "Accelerator", "Cache", "Ceiling", "Counting", "Machine", "Precision", "Rate", "Row", "SparsePeak",
     "Spread", "Sweep", "WorkingSet", "attainable", "bound", "cache", "ceiling", "counting", "machine", "measure",
-    "measuring", "place", "precision", "sparse_peak",
+    "measuring", "place", "precision", "sparse",
 ]  # fmt: skip
 
 OVERHEAD = 5.0  # beyond this many times T_math + T_memory neither of them explains the time

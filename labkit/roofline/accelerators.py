@@ -102,14 +102,14 @@ class SparsePeak:
     of_sparse: float = quantity("achieved over sparse peak: half of it, and wrong for dense weights")
 
 
-def sparse_peak(
+def sparse(
     *,
     accelerator: Annotated[str, Choice(SPARSE, help="those with a sparse peak")] = "H100 SXM 80 GB",
     achieved: Annotated[float, Range(1, 2250, log=True, unit="TFLOP/s", help="rate a dense program reached")] = 400.0,
 ) -> SparsePeak:
     """Trap: utilisation set against the sparse peak, which dense weights can never reach.
 
-    >>> result = sparse_peak()
+    >>> result = sparse()
     >>> round(result.of_dense, 2), round(result.of_sparse, 2)
     (0.4, 0.2)
 

@@ -16,7 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, AdamW
 
 from labkit.corpus import batch, split
-from labkit.data_parallel.loops import on_all_ranks, quiet, replica
+from labkit.data_parallel.rank_losses import on_all_ranks, quiet, replica
 from labkit.nets import Transformer, next_token_loss, valid_tokens
 
 microbatches = split(*batch(3, 14, text="made"), 6)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from labkit import audit
-from labkit.audit.across import dealt
-from labkit.data_parallel import loops
+from labkit.audit.across_ranks import dealt
+from labkit.data_parallel import rank_losses
 from labkit.data_parallel.steps import microbatches as packaged
 from labkit.errors import LabError
 from labkit.nets import valid_tokens
@@ -55,13 +55,13 @@ def test_a_wrong_step_is_named(name: str, word: str) -> None:
     assert report.explain().count("The fix: ") == 1
 
 
-@pytest.mark.parametrize("word", [word for word in loops.RECIPES if word != "token-mean"])
+@pytest.mark.parametrize("word", [word for word in rank_losses.RECIPES if word != "token-mean"])
 @pytest.mark.parametrize("world", [2, 3])
 def test_the_weights_of_a_recipe_are_reported(word: str, world: int) -> None:
     report = audit.ranks(f"labkit.data_parallel.steps:{word.replace('-', '_')}", world)
     assert report.verdict == word, report.explain()
-    expected = loops.weights(
-        word, loops.ranked([[valid_tokens(labels) for _, labels in part] for part in dealt(packaged, world)])
+    expected = rank_losses.weights(
+        word, rank_losses.ranked([[valid_tokens(labels) for _, labels in part] for part in dealt(packaged, world)])
     )
     assert report.token_weights == pytest.approx(expected.tolist(), abs=1e-9)
 

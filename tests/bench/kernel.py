@@ -14,7 +14,7 @@ from ipywidgets import Dropdown, SelectionSlider, interact
 
 from labkit import LabError, device, labs
 from labkit.declare import Range
-from labkit.labs import _canvas
+from labkit.frame import canvas
 
 REACH = 12  # positions that a control is moved to each side of where it starts
 rows: dict[str, list[dict[str, Any]]] = {"ours": [], "naive": []}
@@ -99,10 +99,10 @@ def naive(made: labs.Lab) -> None:
     def show(spent: dict[str, float], values: dict[str, Any]) -> None:
         result = timed(spent, "compute", experiment.run, **values)
         page = dataclasses.replace(made._canvas.page, ratio=1.0)  # inline's "retina" doubles the pixels
-        with mock.patch.object(_canvas, "Figure", plt.figure):
-            canvas = _canvas.Canvas(page, experiment.aspect)
-        experiment.layout(canvas)
-        experiment.draw(canvas, result)
+        with mock.patch.object(canvas, "Figure", plt.figure):
+            drawn = canvas.Canvas(page, experiment.aspect)
+        experiment.layout(drawn)
+        experiment.draw(drawn, result)
         experiment.guess(canvas, values, None)
         plt.show()
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.check.alone import Alone
 from labkit.corpus import Batch, batch, split
-from labkit.data_parallel import sync
+from labkit.data_parallel import no_sync
+from labkit.data_parallel.exercises.ddp_stand_in import Alone
 from labkit.data_parallel.hook import counted
-from labkit.data_parallel.loops import replica
+from labkit.data_parallel.rank_losses import replica
 from labkit.nets import Transformer, next_token_loss
 
 Loss = Callable[..., Tensor]
@@ -96,17 +96,17 @@ def evaluated_before(model: Any, microbatches: list[Batch], loss: Loss) -> None:
     """A forward without gradients arms nothing."""
     with torch.no_grad():
         loss(model, microbatches[0])
-    sync.forward_and_backward(model, microbatches, loss)
+    no_sync.forward_and_backward(model, microbatches, loss)
 
 
 def armed_and_left(model: Any, microbatches: list[Batch], loss: Loss) -> None:
     """A forward whose loss is thrown away arms the next backward."""
     loss(model, microbatches[0])
-    sync.forward_and_backward(model, microbatches, loss)
+    no_sync.forward_and_backward(model, microbatches, loss)
 
 
 LOOPS: dict[str, Any] = {
-    **{each.__name__: each for each in sync.PATTERNS.values()},
+    **{each.__name__: each for each in no_sync.PATTERNS.values()},
     **{
         each.__name__: each
         for each in (

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from labkit import check
-from labkit.check.acceptance import CASES
+from labkit.acceptance.exercises import CASES
 from labkit.decision import decide
 
 torch.set_num_threads(1)

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from labkit import check, rules
-from labkit.check.accumulation import WINDOWS, _cost, _window
-from labkit.check.loops import DIVIDED, NAMED, THEN, WHICH, Part, counts, predicted
-from labkit.check.loops import Loop as Decisions
-from labkit.check.verdict import Verdict
+from labkit.accumulation.exercises import WINDOWS, _cost, _window
+from labkit.accumulation.exercises.loops import DIVIDED, NAMED, THEN, WHICH, Part, counts, predicted
+from labkit.accumulation.exercises.loops import Loop as Decisions
 from labkit.corpus import Batch, made, window
+from labkit.exercise.verdict import Verdict
 from labkit.nets import IGNORE, next_token_loss, valid_tokens
 
 torch.set_num_threads(1)

@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 
 from labkit import check
-from labkit.check.audit import CASES, PROBES
+from labkit.audit.exercises import CASES, PROBES
 from labkit.nets import IGNORE, Transformer, next_token_loss, valid_tokens
 
 torch.set_num_threads(1)

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit import LabError, batch, check
-from labkit.check.batch import CASES, GLOBAL_BATCH
-from labkit.check.verdict import Verdict
+from labkit.batch.exercises import CASES, GLOBAL_BATCH
+from labkit.exercise.verdict import Verdict
 
 Formula = Callable[..., Any]
 

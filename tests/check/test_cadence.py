@@ -10,7 +10,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 from labkit import check
-from labkit.check.cadence import ADAM_RATIO
+from labkit.cadence.exercises import ADAM_RATIO
 from labkit.nets import next_token_loss, valid_tokens
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from labkit import casebook, check, rules
+from labkit.casebook.exercises import CLIPPED, SCHEDULED
 from labkit.casebook.symptoms import SHOWN
-from labkit.check.casebook import CLIPPED, SCHEDULED
 from labkit.nets import next_token_loss, valid_tokens
 
 torch.set_num_threads(1)

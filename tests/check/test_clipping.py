@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from labkit import check
-from labkit.check.clipping import CASES, NEXT_SCALE
-from labkit.check.slips import ALL, CLIPPED, SHARED, UNSCALED, predicted
 from labkit.clipping import ordering as orders
+from labkit.clipping.exercises import CASES, NEXT_SCALE
+from labkit.clipping.exercises.faults import ALL, CLIPPED, SHARED, UNSCALED, predicted
 from labkit.clipping.ordering import Parts
 from labkit.nets import next_token_loss
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit import check, workers
-from labkit.check.data_parallel import DDP_LOSS
-from labkit.data_parallel import sync
+from labkit.data_parallel import no_sync
+from labkit.data_parallel.exercises import DDP_LOSS
 from tests.check import synced
 
 torch.set_num_threads(1)
@@ -81,7 +81,7 @@ def test_no_two_slips_give_the_same_numbers() -> None:
 
 # Loops that synchronise once.
 
-RIGHT = (sync.forward_and_backward, sync.only_forward, synced.flag_before, synced.stack, synced.evaluated_before)
+RIGHT = (no_sync.forward_and_backward, no_sync.only_forward, synced.flag_before, synced.stack, synced.evaluated_before)
 
 
 @pytest.mark.parametrize("loop", [*RIGHT, synced.one_backward])
@@ -102,7 +102,7 @@ def returns_it(model: Any, microbatches: Any, loss: Any) -> Any:
 def twice(model: Any, microbatches: Any, loss: Any) -> None:
     loss(model, microbatches[0]).backward()
     model.module.zero_grad()
-    sync.forward_and_backward(model, microbatches, loss)
+    no_sync.forward_and_backward(model, microbatches, loss)
     with model.no_sync():
         loss(model, microbatches[0]).backward()
 
@@ -115,30 +115,30 @@ def first_only_no_sync(model: Any, microbatches: Any, loss: Any) -> None:
 
 
 def cleared(model: Any, microbatches: Any, loss: Any) -> None:
-    sync.forward_and_backward(model, microbatches, loss)
+    no_sync.forward_and_backward(model, microbatches, loss)
     model.zero_grad()
 
 
 def another_gradient(model: Any, microbatches: Any, loss: Any) -> None:
-    sync.forward_and_backward(model, microbatches, loss)
+    no_sync.forward_and_backward(model, microbatches, loss)
     for p in model.parameters():
         p.grad += 1
 
 
 WRONG: list[tuple[Callable[..., Any], list[int], str]] = [
-    (sync.nowhere, [0, 1, 1, 0, 0], "4 all-reduces for 4 microbatches, and one is enough: no_sync is never used"),
+    (no_sync.nowhere, [0, 1, 1, 0, 0], "4 all-reduces for 4 microbatches, and one is enough: no_sync is never used"),
     (
-        sync.only_backward,
+        no_sync.only_backward,
         [0, 1, 1, 0, 0],
         "one is enough: the forward arms the all-reduce, and it stands outside no_sync. The fix: forward and backward",
     ),
     (
-        sync.last_too,
+        no_sync.last_too,
         [0, 0, 0, 0, 0],
         "No all-reduce ran, since no_sync is on for the last microbatch too: every rank keeps a gradient of its own",
     ),
     (
-        sync.first_instead,
+        no_sync.first_instead,
         [0, 0, 1, 0, 0],
         "The first microbatch is synchronised, and the three after it stay on their rank: the last one has to be",
     ),
@@ -208,7 +208,7 @@ def test_a_tail_that_a_fixed_k_forgets_is_told() -> None:
 
 def test_a_flag_that_is_left_off_is_seen_in_the_window_after() -> None:
     def left_off(model: Any, microbatches: Any, loss: Any) -> None:
-        sync.forward_and_backward(model, microbatches, loss)
+        no_sync.forward_and_backward(model, microbatches, loss)
         model.require_backward_grad_sync = False
 
     verdict = check.no_sync(left_off)

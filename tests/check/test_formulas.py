@@ -12,10 +12,10 @@ import torch
 
 from labkit import check
 from labkit.accumulation import token_weights
-from labkit.check.formula import Exercise
-from labkit.check.roofline import INTENSITY, MATMUL_TIME
-from labkit.check.tokens import TOKEN_MEAN, TOKEN_WEIGHT
+from labkit.accumulation.exercises.token_formulas import TOKEN_MEAN, TOKEN_WEIGHT
+from labkit.exercise.formula import Exercise
 from labkit.roofline import attainable
+from labkit.roofline.exercises import INTENSITY, MATMUL_TIME
 
 
 def test_the_loss_per_token_however_it_is_written() -> None:

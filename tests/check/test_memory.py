@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from labkit import check, rules
-from labkit.check.memory import CAUSES, COPIES, ITEM, KEPT, STEPS, TRAINING_BYTES, _held, _window
-from labkit.check.verdict import Verdict
 from labkit.corpus import Batch
+from labkit.exercise.verdict import Verdict
 from labkit.memory import OPTIMIZERS, graphs, step
+from labkit.memory.exercises import CAUSES, COPIES, ITEM, KEPT, STEPS, TRAINING_BYTES, _held, _window
 from labkit.nets import next_token_loss, valid_tokens
 
 torch.set_num_threads(1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from labkit import check
-from labkit.check.noise import NOISE_SCALE, SCALED_RATE
+from labkit.noise.exercises import NOISE_SCALE, SCALED_RATE
 
 torch.set_num_threads(1)
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from labkit import check
-from labkit.check.packing import CASES, LABEL_SLIPS, MASK_SLIPS
-from labkit.check.verdict import Verdict
+from labkit.exercise.verdict import Verdict
 from labkit.packing import rows
+from labkit.packing.exercises import CASES, LABEL_SLIPS, MASK_SLIPS
 
 Lengths = list[int]
 Function = Callable[..., Any]

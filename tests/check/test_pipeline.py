@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from labkit import check
-from labkit.check.pipeline import BATCHES, BUBBLE, scheduled
 from labkit.fit import flat, gradient
 from labkit.nets import IGNORE
+from labkit.pipeline.exercises import BATCHES, BUBBLE, scheduled
 from labkit.pipeline.stages import LOSSES, data, model
 from labkit.pipeline.step import piped
 

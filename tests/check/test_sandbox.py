@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from labkit.check import sandbox
-from labkit.check.sandbox import Outcome, run
+from labkit.exercise import sandbox
+from labkit.exercise.sandbox import Outcome, run
 
 torch.set_num_threads(1)
 

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from labkit import check, corpus
-from labkit.check import score, throughput
-from labkit.check.throughput import CHECKS, LENGTH, MOST, ROWS, TOKENS_PER_SECOND, plain_step, rows_of
 from labkit.nets import IGNORE, next_token_loss, valid_tokens
+from labkit.throughput import exercises
+from labkit.throughput.exercises import CHECKS, LENGTH, MOST, ROWS, TOKENS_PER_SECOND, plain_step, rows_of, speed_score
 
 torch.set_num_threads(1)
 
@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three runs suffice where no one looks at the time."""
-    monkeypatch.setattr(score, "RUNS", 3)
+    monkeypatch.setattr(speed_score, "RUNS", 3)
 
 
 def eights(model: Any, optimizer: Any, tokens: Any, labels: Any) -> None:
@@ -248,7 +248,7 @@ def test_rows_are_known_again_cut_or_padded_and_in_any_order() -> None:
     ],
 )
 def test_every_score_in_words_from_made_throughputs(before: Any, after: Any, words: str) -> None:
-    said = score.score(before, after)
+    said = speed_score.score(before, after)
     assert said.startswith(words)
     low, high = min(after) / max(before), max(after) / min(before)
     assert said.endswith(f"interval {low:.3g} … {high:.3g}).")
@@ -265,8 +265,8 @@ def test_the_score_is_that_of_the_clock_in_turn(monkeypatch: pytest.MonkeyPatch,
 
         return step
 
-    monkeypatch.setattr(score, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    said = score.scored(takes("A", 1.0), takes("B", factor), corpus.batch(0, 4))
+    monkeypatch.setattr(speed_score, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    said = speed_score.scored(takes("A", 1.0), takes("B", factor), corpus.batch(0, 4))
     assert said.startswith(f"Score: {word}, {1 / factor:.3g} times")
     assert calls == ["A", "B"] * 4, "in turn, and the first of each warms up"
 
@@ -275,7 +275,7 @@ def test_a_step_that_breaks_in_float32_is_not_timed() -> None:
     def breaks(*_: Any) -> None:
         raise ValueError
 
-    assert score.scored(plain_step, breaks, corpus.batch(0, 2)) == "It could not be timed in float32."
+    assert speed_score.scored(plain_step, breaks, corpus.batch(0, 2)) == "It could not be timed in float32."
 
 
 # The throughput of a run.
@@ -349,5 +349,5 @@ def test_no_two_single_slips_give_the_same_numbers() -> None:
 
 
 def test_the_exercises_are_handed_out() -> None:
-    assert {"train_step", "tokens_per_second"} <= set(check.__all__)
-    assert throughput.MOST < throughput.ROWS
+    assert {"train_step", "tokens_per_second"} <= set(check.all())
+    assert exercises.MOST < exercises.ROWS

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 from labkit.clipping import scaling
-from labkit.clipping.coupled import Drift, coupled_step, half_a_step, owners, ranks
+from labkit.clipping.overflow_across_ranks import Drift, coupled_step, half_a_step, owners, ranks
 from labkit.clipping.scaling import Overflows, half_loss, next_scale, overflow, underflow
 from labkit.corpus import batch, split
 from labkit.declare import parameters

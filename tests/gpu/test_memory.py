@@ -10,7 +10,7 @@ from labkit.corpus import batch
 from labkit.fit import distance, flat, gradient
 from labkit.memory import allocated, cut
 from labkit.memory.graphs import summed_loss
-from labkit.memory.saved import Net, rounding, watch
+from labkit.memory.saved_tensors import Net, rounding, watch
 
 pytestmark = pytest.mark.gpu
 

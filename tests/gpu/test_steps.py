@@ -15,7 +15,7 @@ from labkit.cadence import stepping
 from labkit.corpus import Batch, batch
 from labkit.fit import distance, flat, gradient
 from labkit.nets import Transformer, sequence_gradients
-from labkit.normalization import lockstep, randomness
+from labkit.normalization import randomness, sync_batchnorm
 from labkit.tolerance import depth, gamma, tolerance
 
 pytestmark = pytest.mark.gpu
@@ -28,7 +28,7 @@ OPTIMIZERS = {
     "AdamW": lambda weights: torch.optim.AdamW(weights, lr=0.05, weight_decay=0.1),
 }
 PATHS = [(word, name) for word in CADENCE for name in OPTIMIZERS if "adam" not in word or name == "AdamW"]
-LOOPS = [(lockstep.accumulated, norm) for norm in images.NORMS] + [(lockstep.in_lockstep, "batch")]
+LOOPS = [(sync_batchnorm.accumulated, norm) for norm in images.NORMS] + [(sync_batchnorm.in_lockstep, "batch")]
 
 
 def on(device: torch.device, microbatches: list[Batch]) -> list[Batch]:
@@ -112,13 +112,16 @@ def path(word: str, optimizer: str, microbatches: list[Batch]) -> Tensor:
 def test_every_normalisation(device: torch.device, loop: Callable[..., None], norm: str) -> None:
     microbatches = images.split(*images.grouped(0, 24, "sorted"), 4)
     here, there, large = images.ConvNet(0, norm), images.ConvNet(0, norm).to(device), images.ConvNet(0, norm)
-    right, found = lockstep.run(loop, here, microbatches), lockstep.run(loop, there, on(device, microbatches))
-    allowed = lockstep.bound(here, right.parts, 24, float(right.gradient.norm())).value
+    right, found = (
+        sync_batchnorm.run(loop, here, microbatches),
+        sync_batchnorm.run(loop, there, on(device, microbatches)),
+    )
+    allowed = sync_batchnorm.bound(here, right.parts, 24, float(right.gradient.norm())).value
     assert distance(found.gradient, right.gradient).relative_error <= allowed < 1e-8
     for mine, theirs in zip(there.buffers(), here.buffers(), strict=True):
         assert (mine.cpu() - theirs).double().norm() <= allowed * theirs.double().norm()
-    whole = lockstep.run(lockstep.one_batch, large, microbatches).gradient
-    broken = norm == "batch" and loop is lockstep.accumulated
+    whole = sync_batchnorm.run(sync_batchnorm.one_batch, large, microbatches).gradient
+    broken = norm == "batch" and loop is sync_batchnorm.accumulated
     assert (distance(found.gradient, whole).relative_error > 0.01) == broken
 
 

@@ -13,22 +13,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit import LabError, hunt
+from labkit import LabError
+from labkit.audit import bug_hunt
+from labkit.audit.bug_hunt import NOT_YET, Hunt, Measured, suspects
+from labkit.audit.bug_hunt.hidden import DIVISORS, EACH, LAYERS, SECRET, STRUCTURES, WORDS, Trainer
+from labkit.audit.bug_hunt.suspects import LOOPS, loops
 from labkit.corpus import Window
 from labkit.declare import checked, parameters
-from labkit.hunt import NOT_YET, Hunt, Measured, suspects
-from labkit.hunt.hidden import DIVISORS, EACH, LAYERS, SECRET, STRUCTURES, WORDS, Trainer
-from labkit.hunt.suspects import LOOPS, loops
 from labkit.nets import IGNORE, Transformer, sequence_gradients
 from tests.strategies import forbidden
 
 torch.set_num_threads(1)
 
 CASES = range(240)
-SWITCHES = [name for name, p in parameters(hunt.hunt).items() if p.kind is bool]
+SWITCHES = [name for name, p in parameters(bug_hunt.hunt).items() if p.kind is bool]
 EVERYTHING = dict.fromkeys(SWITCHES, True)
-measure: Callable[..., Hunt] = hunt.hunt
-case = functools.cache(hunt.case)
+measure: Callable[..., Hunt] = bug_hunt.hunt
+case = functools.cache(bug_hunt.case)
 
 
 # What somebody deduces who has nothing but the counts and the measurements.
@@ -129,7 +130,7 @@ def gradient(trainer: Trainer, microbatches: Any) -> tuple[torch.Tensor, torch.T
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("word", [*DIVISORS, "sequence-means"])
 def test_the_gradient_of_every_structure_is_the_words_algebra(word: str, structure: str) -> None:
-    microbatches = hunt.telling(torch.Generator().manual_seed(3), 3)
+    microbatches = bug_hunt.telling(torch.Generator().manual_seed(3), 3)
     found, rows = gradient(Trainer(word, structure, 5), microbatches)
     valid = torch.tensor([[int(n) for n in (labels[:, 1:] != IGNORE).sum(1)] for _, labels in microbatches]).double()
     n, K, N = valid.sum(1).repeat_interleave(2), len(valid), float(valid.sum())
@@ -151,7 +152,7 @@ def test_the_gradient_of_every_structure_is_the_words_algebra(word: str, structu
 
 
 def test_the_last_microbatch_alone() -> None:
-    microbatches = hunt.telling(torch.Generator().manual_seed(3), 3)
+    microbatches = bug_hunt.telling(torch.Generator().manual_seed(3), 3)
     found, rows = gradient(Trainer("last-microbatch-only", "loop", 5), microbatches)
     N = sum(int((labels[:, 1:] != IGNORE).sum()) for _, labels in microbatches)
     assert torch.allclose(found, rows[-2:].sum(0) / N, rtol=1e-12)
@@ -182,7 +183,7 @@ def test_dropout_differs_and_batchnorm_sees_the_batch() -> None:
 def test_only_what_is_switched_on_is_shown_and_nothing_of_the_fault() -> None:
     nothing = measure(case_number=11)
     assert (nothing.measured, nothing.verdict, nothing.explained, nothing.points) == ((), "", "", 10)
-    for name, shown in zip(SWITCHES, hunt.NAMES, strict=True):
+    for name, shown in zip(SWITCHES, bug_hunt.NAMES, strict=True):
         found = measure(case_number=11, **{name: True})
         assert [each.name for each in found.measured] == [shown] and found.points == 9 and not found.verdict
     assert measure(case_number=11, **EVERYTHING).points == 2
@@ -204,7 +205,7 @@ def test_a_right_step_is_guessed_as_token_mean() -> None:
 
 
 def test_the_source_says_nothing_of_the_case() -> None:
-    source = inspect.getsource(hunt.hunt)
+    source = inspect.getsource(bug_hunt.hunt)
     assert not any(word in source for word in WORDS)
 
 
@@ -213,7 +214,7 @@ def test_the_same_number_is_the_same_step_and_random_numbers_are_left_alone(numb
     torch.manual_seed(5)
     before = torch.get_rng_state()
     first = measure(case_number=number, **EVERYTHING)
-    hunt.case.cache_clear()
+    bug_hunt.case.cache_clear()
     assert measure(case_number=number, **EVERYTHING) == first
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -221,14 +222,14 @@ def test_the_same_number_is_the_same_step_and_random_numbers_are_left_alone(numb
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_bad_input_is_refused(data: st.DataObject) -> None:
-    declared = parameters(data.draw(st.sampled_from([hunt.hunt, loops])))
+    declared = parameters(data.draw(st.sampled_from([bug_hunt.hunt, loops])))
     name = data.draw(st.sampled_from(list(declared)))
     with pytest.raises(LabError, match="try"):
         checked(declared, {name: data.draw(forbidden(declared[name]))})
 
 
 def test_guesses_are_the_words_that_occur() -> None:
-    rule: Any = parameters(hunt.hunt)["guess"].rule
+    rule: Any = parameters(bug_hunt.hunt)["guess"].rule
     assert rule.options == (NOT_YET, *WORDS)
 
 

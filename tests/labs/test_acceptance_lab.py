@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 import labkit
 from labkit.acceptance.candidates import IDEAS
-from labkit.labs import Lab, _cells
-from labkit.labs._acceptance import FLOOR, short
-from labkit.labs._style import Page
+from labkit.audit.panels.acceptance import FLOOR, short
+from labkit.frame import cell_panels
+from labkit.frame.style import Page
+from labkit.labs import Lab
 from tests.labs.driven import drive_anywhere, drive_to_extremes
 
 torch.set_num_threads(1)
@@ -24,7 +25,7 @@ NAMES = ("acceptance", "traces")
 
 @pytest.fixture(autouse=True)
 def small_page() -> None:
-    _cells.page = Page(width=320)
+    cell_panels.page = Page(width=320)
 
 
 def stepped(name: str, **values: Any) -> Lab:

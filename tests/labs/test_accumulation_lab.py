@@ -14,17 +14,18 @@ from hypothesis import strategies as st
 
 import labkit
 from labkit import accumulation, rules
+from labkit.accumulation.panels import EXPERIMENTS, Weights
 from labkit.declare import Range
-from labkit.labs import Lab, _cells
-from labkit.labs._accumulation import EXPERIMENTS, Weights
-from labkit.labs._map import FOURFOLD
-from labkit.labs._style import Page
+from labkit.frame import cell_panels
+from labkit.frame.style import Page
+from labkit.frame.weight_map import FOURFOLD
+from labkit.labs import Lab
 from tests.labs.driven import drive_anywhere, drive_to_extremes
 
 
 @pytest.fixture(autouse=True)
 def small_page() -> None:
-    _cells.page = Page(width=320)
+    cell_panels.page = Page(width=320)
 
 
 def map_of(lab: Lab) -> np.ndarray:
@@ -81,7 +82,7 @@ def test_a_projection_of_one_hides_an_error_of_27_per_cent() -> None:
 @pytest.mark.parametrize("width", [340, 440, 680])
 @pytest.mark.parametrize("rule", ["mean-of-means", "token-mean", "token-sum", "double-division"])
 def test_words_fit_on_a_projector(width: int, rule: str) -> None:
-    _cells.page = Page(width=width)
+    cell_panels.page = Page(width=width)
     layers, weights = (labkit.labs.accumulation(name, rule=rule) for name in ("layers", "weights"))
     for lab in (layers, weights):
         lab.step()

@@ -17,15 +17,16 @@ from PIL import Image
 from torch import nn
 
 import labkit
-from labkit import hunt
+from labkit.audit import bug_hunt
+from labkit.audit.bug_hunt import suspects
+from labkit.audit.bug_hunt.hidden import WORDS
+from labkit.audit.panels import EXPERIMENTS
+from labkit.audit.panels.report import Weighed, told, weight
 from labkit.declare import Range
-from labkit.hunt import suspects
-from labkit.hunt.hidden import WORDS
-from labkit.labs import Lab, _cells
-from labkit.labs._audit import EXPERIMENTS
-from labkit.labs._canvas import Canvas
-from labkit.labs._report import Weighed, told, weight
-from labkit.labs._style import DARK, LIGHT, Page
+from labkit.frame import cell_panels
+from labkit.frame.canvas import Canvas
+from labkit.frame.style import DARK, LIGHT, Page
+from labkit.labs import Lab
 from tests.labs.driven import drive_anywhere, drive_to_extremes
 
 torch.set_num_threads(1)
@@ -33,7 +34,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(autouse=True)
 def small_page() -> None:
-    _cells.page = Page(width=320)
+    cell_panels.page = Page(width=320)
 
 
 def stepped(name: str, **values: Any) -> Lab:
@@ -144,7 +145,7 @@ def test_weights_in_words() -> None:
 
 
 def test_a_report_stands_by_itself_in_both_themes() -> None:
-    _cells.page = Page(width=500, ratio=2)
+    cell_panels.page = Page(width=500, ratio=2)
     found = suspects.loops(loop="D")
     bundle = labkit.labs.shown(found)._repr_mimebundle_()
     assert bundle["text/plain"] == repr(found) and f"<strong>{told(found)}</strong>" in bundle["text/html"]
@@ -176,7 +177,7 @@ def rows(lab: Lab) -> dict[str, str]:
 def test_only_measured_rows_have_a_number() -> None:
     lab = stepped("hunt", case_number=2, weights=True, clips=True)
     found = rows(lab)
-    assert list(found) == list(hunt.NAMES)
+    assert list(found) == list(bug_hunt.NAMES)
     assert [name for name, text in found.items() if text != "?"] == ["weights × N", "clips"]
     result = {each.name: each for each in lab.result.measured}
     assert [float(each) for each in found["weights × N"].split(", ")] == [
@@ -197,7 +198,7 @@ def test_nothing_on_the_page_says_the_word_before_the_guess() -> None:
 
 
 def lab_switches() -> list[str]:
-    declared = labkit.declare.parameters(hunt.hunt)
+    declared = labkit.declare.parameters(bug_hunt.hunt)
     return [name for name, p in declared.items() if p.kind is bool]
 
 

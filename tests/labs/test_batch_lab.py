@@ -11,16 +11,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import labkit
+from labkit.batch.panels import EXPERIMENTS, PLACES, drawn
 from labkit.declare import Range
-from labkit.labs import Lab, _cells
-from labkit.labs._batch import EXPERIMENTS, PLACES, drawn
-from labkit.labs._style import Page
+from labkit.frame import cell_panels
+from labkit.frame.style import Page
+from labkit.labs import Lab
 from tests.labs.driven import drive_anywhere, drive_to_extremes
 
 
 @pytest.fixture(autouse=True)
 def small_page() -> None:
-    _cells.page = Page(width=320)
+    cell_panels.page = Page(width=320)
 
 
 def stepped(name: str, **values: Any) -> Lab:

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 import labkit
 from labkit.cadence import adam_step_ratio
-from labkit.labs import _cells
-from labkit.labs._cadence import EXPERIMENTS, _ellipses
-from labkit.labs._style import Page
-from labkit.labs._translated import _apart
+from labkit.cadence.panels import EXPERIMENTS
+from labkit.cadence.panels.translation import _apart
+from labkit.cadence.panels.updates import _ellipses
+from labkit.frame import cell_panels
+from labkit.frame.style import Page
 from tests.labs.driven import drive_anywhere, drive_to_extremes, ticks
 
 QUICK = [kind.name for kind in EXPERIMENTS if kind.name != "translated"]
@@ -19,7 +20,7 @@ QUICK = [kind.name for kind in EXPERIMENTS if kind.name != "translated"]
 
 @pytest.fixture(autouse=True)
 def small_page() -> None:
-    _cells.page = Page(width=320)
+    cell_panels.page = Page(width=320)
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -9,8 +9,8 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
-from labkit.labs._canvas import Canvas, changed
-from labkit.labs._style import COLOURS, DARK, LIGHT, Page, mix
+from labkit.frame.canvas import Canvas, changed
+from labkit.frame.style import COLOURS, DARK, LIGHT, Page, mix
 from tests.made import Product, Quick
 
 

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 import labkit
 from labkit import casebook, workers
 from labkit.casebook import Number, Ran
-from labkit.labs import Lab, _cells
-from labkit.labs._casebook import EXPERIMENTS, body
-from labkit.labs._style import Page
+from labkit.casebook.panels import EXPERIMENTS, body
+from labkit.frame import cell_panels
+from labkit.frame.style import Page
+from labkit.labs import Lab
 from tests.labs.driven import drive_anywhere, drive_to_extremes
 
 torch.set_num_threads(1)
@@ -25,9 +26,9 @@ TITLES = sorted(casebook.titles(), key=lambda title: (title.startswith("B09"), t
 
 @pytest.fixture(autouse=True)
 def usual_page() -> Any:
-    _cells.page = Page(width=520)
+    cell_panels.page = Page(width=520)
     yield
-    _cells.page = Page(width=320)
+    cell_panels.page = Page(width=320)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,7 +59,7 @@ def boxes(lab: Lab) -> dict[str, Any]:
 @pytest.mark.parametrize("title", TITLES)
 def test_every_case_is_drawn_as_it_ran_and_nothing_collides(title: str) -> None:
     for width in (520, 680):
-        _cells.page = Page(width=width)
+        cell_panels.page = Page(width=width)
         lab = labkit.labs.casebook("case", case=title)
         before = boxes(lab)
         lab.step()
@@ -83,7 +84,7 @@ def test_every_case_is_drawn_as_it_ran_and_nothing_collides(title: str) -> None:
 @pytest.mark.parametrize("page", [Page(width=340), Page(width=520, font=22)])
 @pytest.mark.parametrize("title", ["B22 decay K times", "B02 nobody divides by K"])
 def test_words_shrink_where_there_is_little_room(page: Page, title: str) -> None:
-    _cells.page = page
+    cell_panels.page = page
     lab = stepped("case", case=title)
     found = boxes(lab)
     asked = found.pop(shown(lab).asked.get_text())

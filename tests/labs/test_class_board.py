@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import labkit
-from labkit import course, notices
-from labkit.labs._classroom import Board
+from labkit.learner import notebooks, one_time_messages
+from labkit.learner.class_board import Board
 
 ROOT = pathlib.Path(__file__).parents[2]
 SET = {"intensity": 2.0, "bandwidth": 80.0, "ceiling": 1000.0}
@@ -24,9 +24,9 @@ def place(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[p
     folder = tmp_path / "class"
     folder.mkdir()
     monkeypatch.setenv("LABKIT_CLASS", str(folder))
-    notices.forget()
+    one_time_messages.forget()
     yield folder
-    notices.forget()
+    one_time_messages.forget()
 
 
 def says(place: pathlib.Path, writer: int, number: Any, values: Any = None, at: float | None = None) -> None:
@@ -138,7 +138,7 @@ def test_a_fault_of_its_own_is_kept_for_check(board: Board, capsys: pytest.Captu
 def test_a_lab_and_its_board_agree(board: Board, place: pathlib.Path) -> None:
     lab = labkit.labs.roofline("ceiling", intensity=2, bandwidth=80)
     lab.predict(150)
-    assert labkit.classroom.flush()
+    assert labkit.learner.class_predictions.flush()
     board.look()
     assert labels(board) == [("150", 1, 0, False)]
 
@@ -146,7 +146,7 @@ def test_a_lab_and_its_board_agree(board: Board, place: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("topic", "experiment", "values", "words"),
     [
-        ("nothing", "ceiling", {}, "try batch, roofline"),
+        ("nothing", "ceiling", {}, "try accumulation, audit"),
         ("roofline", "nothing", {}, "try ceiling"),
         ("roofline", "ceiling", {"bandwidth": 1e9}, "is outside"),
         ("roofline", "ceiling", {"folder": "/nowhere"}, "is not there: try"),
@@ -170,7 +170,7 @@ def test_the_boards_of_the_plan_of_an_hour_open_and_give_its_numbers() -> None:
 def test_every_panel_of_a_plan_stands_in_its_notebook_and_has_a_board() -> None:
     rows = re.findall(r"^\| \d+–\d+ \| (\d\d), (`[^|]*) \|", (ROOT / "docs" / "teaching.md").read_text(), re.MULTILINE)
     named = [(number, name) for number, words in rows for name in re.findall(r"`(\w+)`", words)]
-    there = {(each.file[:2], *key.split(".")) for each in course.notebooks() for key in each.experiments}
+    there = {(each.file[:2], *key.split(".")) for each in notebooks.notebooks() for key in each.experiments}
     missing = {name for number, name in named if (number, name) not in {(n, name) for n, _, name in there}}
     assert len(named) == 20 and missing == {"installation", "audited"}
     for number, topic, name in there:

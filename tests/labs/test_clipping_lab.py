@@ -11,16 +11,17 @@ from hypothesis import strategies as st
 
 import labkit
 from labkit.clipping.ordering import ORDERS
+from labkit.clipping.panels import EXPERIMENTS, Orders
 from labkit.declare import Range
-from labkit.labs import Lab, _cells
-from labkit.labs._clipping import EXPERIMENTS, Orders
-from labkit.labs._style import Page
+from labkit.frame import cell_panels
+from labkit.frame.style import Page
+from labkit.labs import Lab
 from tests.labs.driven import drive, drive_anywhere, drive_to_extremes, extremes
 
 
 @pytest.fixture(autouse=True)
 def small_page() -> None:
-    _cells.page = Page(width=320)
+    cell_panels.page = Page(width=320)
 
 
 def stepped(name: str, **values: object) -> Lab:

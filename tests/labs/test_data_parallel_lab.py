@@ -10,11 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import labkit
-from labkit.data_parallel import edges, sync
+from labkit.data_parallel import no_sync, uneven_ranks
+from labkit.data_parallel.panels import EXPERIMENTS
 from labkit.declare import Range, parameters
-from labkit.labs import Lab, _cells
-from labkit.labs._data_parallel import EXPERIMENTS
-from labkit.labs._style import Page
+from labkit.frame import cell_panels
+from labkit.frame.style import Page
+from labkit.labs import Lab
 from tests.labs.driven import drive, drive_anywhere, extremes, ticks
 
 NAMES = [kind.name for kind in EXPERIMENTS]
@@ -22,7 +23,7 @@ NAMES = [kind.name for kind in EXPERIMENTS]
 
 @pytest.fixture(autouse=True)
 def small_page() -> None:
-    _cells.page = Page(width=320)
+    cell_panels.page = Page(width=320)
 
 
 def stepped(name: str, **values: object) -> Lab:
@@ -196,7 +197,7 @@ def test_every_extreme_is_drawn_or_refused_in_one_sentence_whose_remedy_is_true(
         drive(lab, values)
 
 
-@pytest.mark.parametrize("way", edges.WAYS)
+@pytest.mark.parametrize("way", uneven_ranks.WAYS)
 def test_a_last_rank_with_nothing_is_drawn(way: str) -> None:
     lab = stepped("uneven", way=way, accumulation_steps=2, missing=2)
     assert ticks(lab) <= 5 and (lab.page["headline"].endswith("hangs")) == (way != "every microbatch, with join")
@@ -220,4 +221,4 @@ def test_ranges_of_all_experiments_are_declared() -> None:
     for kind in EXPERIMENTS:
         declared = parameters(kind.run)
         assert declared and all(not isinstance(p.rule, Range) or p.rule.help for p in declared.values())
-    assert len(sync.PATTERNS) == 6
+    assert len(no_sync.PATTERNS) == 6

@@ -15,15 +15,16 @@ from hypothesis import strategies as st
 
 import labkit
 from labkit.declare import parameters
-from labkit.labs import Lab, _cells, check, errors
-from labkit.labs._style import LIGHT, Page
+from labkit.frame import cell_panels
+from labkit.frame.style import LIGHT, Page
+from labkit.labs import Lab, check, errors
 from tests.made import Broken, Long, Quick
 from tests.strategies import forbidden, settings_of
 
 
 @pytest.fixture
 def lab() -> Lab:
-    _cells.page = LIGHT
+    cell_panels.page = LIGHT
     return Lab([Quick(), Long(), Broken()])
 
 
@@ -159,10 +160,12 @@ def test_a_command_that_fails_is_acknowledged_too(lab: Lab) -> None:
 
 def test_messages_of_another_thread_come_to_the_one_that_draws() -> None:
     """As JupyterLab's subshells do: eight moves from another thread, every draw on this one."""
-    _cells.page = LIGHT
+    cell_panels.page = LIGHT
     drew: list[str] = []
 
     class Watched(Quick):
+        name = "watched"
+
         def draw(self, canvas: Any, result: Any) -> None:
             drew.append(threading.current_thread().name)
             super().draw(canvas, result)
@@ -195,7 +198,7 @@ def test_a_long_run_from_code_ends_with_all_of_its_result(lab: Lab) -> None:
 
 
 def test_stop_acts_within_a_second_keeps_the_points_and_the_next_run_works() -> None:
-    _cells.page = LIGHT
+    cell_panels.page = LIGHT
 
     async def cell() -> None:
         lab = Lab([Long()])
@@ -338,7 +341,7 @@ moves = st.one_of(
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(moves, max_size=8))
 def test_any_sequence_of_moves_leaves_a_state_that_holds_together(moves: list[tuple[str, Any]]) -> None:
-    _cells.page = Page(width=200)
+    cell_panels.page = Page(width=200)
     lab = Lab([Quick()])
     for name, given_ in moves:
         try:

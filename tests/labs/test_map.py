@@ -11,9 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 import labkit
-from labkit import check, course, notices, progress
-from labkit.check.verdict import is_exercise
-from labkit.labs import _overview
+from labkit import check
+from labkit.learner import notebook_map, notebooks, one_time_messages, record
 
 NOTEBOOKS = pathlib.Path(__file__).parents[2] / "notebooks"
 
@@ -22,9 +21,9 @@ NOTEBOOKS = pathlib.Path(__file__).parents[2] / "notebooks"
 def _alone(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("LABKIT_DATA", str(tmp_path))
     monkeypatch.chdir(NOTEBOOKS)
-    notices.forget()
+    one_time_messages.forget()
     yield
-    notices.forget()
+    one_time_messages.forget()
 
 
 class Table(html.parser.HTMLParser):
@@ -68,23 +67,33 @@ def row(title: str) -> list[str]:
 
 def test_every_notebook_on_disk_is_on_the_map_and_a_link() -> None:
     there = {path.name for path in NOTEBOOKS.glob("*.ipynb")}
-    assert set(table().links) == there and there <= {f"{stem}.ipynb" for stem in course.ABOUT}
-    assert len(table().rows) == 16 and sorted(course.ABOUT) == list(course.ABOUT)
+    assert set(table().links) == there and len(table().rows) == 1 + len(there)
+    assert [each.file for each in notebooks.notebooks()] == sorted(there)
+    assert all(each.about for each in notebooks.notebooks())
 
 
 def test_what_stands_in_two_notebooks_counts_once() -> None:
-    every = [name for each in course.notebooks() for name in each.experiments]
+    every = [name for each in notebooks.notebooks() for name in each.experiments]
     twice = next(name for name in every if every.count(name) > 1)
-    progress.predicted(twice, 3.0, 2.0, 0.5, {})
-    summary = _overview.overview().summary()
+    record.predicted(twice, 3.0, 2.0, 0.5, {})
+    summary = notebook_map.overview().summary()
     assert summary.startswith(f"So far: 1 of {len(set(every))} experiments predicted")
 
 
 def test_a_notebook_that_is_not_there_is_no_link(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(course, "HERE", tmp_path)
-    assert table().links == [] and {cells[1] for cells in table().rows[1:]} == {"not here yet"}
+    monkeypatch.setattr(notebooks, "HERE", tmp_path)
+    assert table().links == [] and len(table().rows) == 1
     assert "So far: 0 of 0" in labkit.labs.map()._repr_html_()
+
+
+def test_a_notebook_of_ones_own_is_no_row_and_an_older_copy_is_one(tmp_path: pathlib.Path) -> None:
+    cells = [{"cell_type": "code", "source": "labkit.labs.roofline('ceiling')"}]
+    for name in ("02_roofline.ipynb", "77_mine.ipynb"):
+        (tmp_path / name).write_text(json.dumps({"cells": cells, "metadata": {}}))
+    seen = {each.file: each for each in notebooks.notebooks(tmp_path)}
+    assert "77_mine.ipynb" not in seen
+    assert seen["02_roofline.ipynb"].here and seen["02_roofline.ipynb"].experiments == ("roofline.ceiling",)
 
 
 def test_far_from_the_notebooks_the_numbers_are_those_of_the_repository(
@@ -95,7 +104,7 @@ def test_far_from_the_notebooks_the_numbers_are_those_of_the_repository(
 
 
 def test_every_experiment_of_every_lab_is_asked_in_a_notebook() -> None:
-    asked = {name for each in course.notebooks() for name in each.experiments}
+    asked = {name for each in notebooks.notebooks() for name in each.experiments}
     for topic, lab in labkit.labs.all().items():
         for experiment in lab().experiments:
             stands = any(topic in name for name in asked)
@@ -104,10 +113,10 @@ def test_every_experiment_of_every_lab_is_asked_in_a_notebook() -> None:
 
 
 def test_every_notebook_says_its_minutes_and_has_an_exercise() -> None:
-    for each in course.notebooks():
+    for each in notebooks.notebooks():
         if each.here:
             assert each.minutes and each.experiments and each.exercises, each.file
-            assert all(is_exercise(getattr(check, name)) for name in each.exercises)
+            assert set(each.exercises) <= set(check.all())
 
 
 def test_what_is_done_is_counted() -> None:
@@ -127,9 +136,9 @@ def test_what_is_done_is_counted() -> None:
 
 
 def test_a_prediction_that_is_far_off_is_said_so() -> None:
-    progress.predicted("roofline.ceiling", 1.0, 0.0, float("inf"), {})
+    record.predicted("roofline.ceiling", 1.0, 0.0, float("inf"), {})
     assert row("02 Roofline")[2].startswith("1 of ") and "off" not in row("02 Roofline")[2]
-    progress.predicted("roofline.ceiling", 160, 150, 1 / 15, {})
+    record.predicted("roofline.ceiling", 160, 150, 1 / 15, {})
     assert "closest 6.7 % off" in row("02 Roofline")[2]
 
 
@@ -140,7 +149,7 @@ def test_it_is_a_table_with_heads_and_no_script() -> None:
 
 
 def test_words_say_the_same_as_the_table() -> None:
-    progress.predicted("roofline.ceiling", 160, 150, 1 / 15, {})
+    record.predicted("roofline.ceiling", 160, 150, 1 / 15, {})
     words = repr(labkit.labs.map())
     for cells in table().rows[1:]:
         assert cells[0].split("\n")[0] in words
@@ -177,6 +186,6 @@ def test_it_is_large_on_a_projector() -> None:
 
 
 def test_percent() -> None:
-    assert [_overview.percent(score) for score in (0.0004, 0.0006, 9.9, 10.1)] == [
+    assert [notebook_map.percent(score) for score in (0.0004, 0.0006, 9.9, 10.1)] == [
         "exact", "0.06 % off", "990 % off", "far off"
     ]  # fmt: skip

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 import labkit
 from labkit import memory, rules
 from labkit.declare import Range
-from labkit.labs import Lab, _cells
-from labkit.labs._graphs import amount, apart
-from labkit.labs._memory import EXPERIMENTS
-from labkit.labs._style import Page
+from labkit.frame import cell_panels
+from labkit.frame.style import Page
+from labkit.labs import Lab
 from labkit.memory import Peak, graphs
+from labkit.memory.panels import EXPERIMENTS
+from labkit.memory.panels.graphs import amount, apart
 from tests.labs.driven import drive_anywhere, drive_to_extremes
 
 NAMES = [kind.name for kind in EXPERIMENTS]
@@ -24,7 +25,7 @@ NAMES = [kind.name for kind in EXPERIMENTS]
 
 @pytest.fixture(autouse=True)
 def small_page() -> None:
-    _cells.page = Page(width=320)
+    cell_panels.page = Page(width=320)
 
 
 def stepped(name: str, **values: Any) -> Lab:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 import labkit
 from labkit.declare import Range
-from labkit.labs import Lab, _cells
-from labkit.labs._noise import EXPERIMENTS, between
-from labkit.labs._style import Page
+from labkit.frame import cell_panels
+from labkit.frame.style import Page
+from labkit.labs import Lab
+from labkit.noise.panels import EXPERIMENTS, between
 from tests.labs.driven import drive, drive_anywhere, drive_to_extremes, extremes, ticks
 
 LONG: dict[str, Any] = {"noise": 1.0, "target": 2.0, "largest": 128, "seeds": 4}
@@ -23,7 +24,7 @@ QUICK = ("voters", "norms", "warmup", "decay")
 
 @pytest.fixture(autouse=True)
 def small_page() -> None:
-    _cells.page = Page(width=320)
+    cell_panels.page = Page(width=320)
 
 
 def stepped(name: str, **values: object) -> Lab:

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import labkit
-from labkit.labs import _cells
-from labkit.labs._normalization import EXPERIMENTS
-from labkit.labs._style import Page
+from labkit.frame import cell_panels
+from labkit.frame.style import Page
 from labkit.normalization import effective_momentum
+from labkit.normalization.panels import EXPERIMENTS
 from tests.labs.driven import drive_anywhere, drive_to_extremes
 
 NAMES = [kind.name for kind in EXPERIMENTS]
@@ -22,7 +22,7 @@ QUICK = [name for name in NAMES if name != "targets"]
 
 @pytest.fixture(autouse=True)
 def small_page() -> None:
-    _cells.page = Page(width=320)
+    cell_panels.page = Page(width=320)
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 import labkit
 from labkit.declare import Range, parameters, percent, three
-from labkit.labs import Lab, _cells
-from labkit.labs._packing import EXPERIMENTS
-from labkit.labs._style import Page
+from labkit.frame import cell_panels
+from labkit.frame.style import Page
+from labkit.labs import Lab
 from labkit.packing import rows
+from labkit.packing.panels import EXPERIMENTS
 from tests.labs.driven import drive_anywhere, drive_to_extremes
 
 NAMES = [kind.name for kind in EXPERIMENTS]
@@ -23,7 +24,7 @@ NAMES = [kind.name for kind in EXPERIMENTS]
 
 @pytest.fixture(autouse=True)
 def small_page() -> None:
-    _cells.page = Page(width=320)
+    cell_panels.page = Page(width=320)
 
 
 def stepped(name: str, **values: Any) -> Lab:

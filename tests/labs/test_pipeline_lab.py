@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 import labkit
 from labkit.declare import Range
-from labkit.labs import Lab, _cells
-from labkit.labs._pipeline import EXPERIMENTS
-from labkit.labs._style import Page
+from labkit.frame import cell_panels
+from labkit.frame.style import Page
+from labkit.labs import Lab
+from labkit.pipeline.panels import EXPERIMENTS
 from tests.labs.driven import drive, drive_anywhere, extremes, ticks
 
 RARE = {  # slow ends, each driven once
@@ -27,7 +28,7 @@ QUICK = ("losses", "indivisible", "timeline")
 
 @pytest.fixture(autouse=True)
 def small_page() -> None:
-    _cells.page = Page(width=320)
+    cell_panels.page = Page(width=320)
 
 
 def stepped(name: str, **values: object) -> Lab:
@@ -123,10 +124,10 @@ def test_the_bars_of_a_timeline_are_its_works() -> None:
 
 
 def test_bars_carry_their_microbatch_where_there_is_room() -> None:
-    _cells.page = Page(width=900)
+    cell_panels.page = Page(width=900)
     roomy = shown(stepped("timeline", schedule="1F1B", forward=2.0))
     assert sorted(words.get_text() for words in roomy.numbers if words.get_text()) == sorted("1234" * 4)
-    _cells.page = Page(width=320)
+    cell_panels.page = Page(width=320)
     narrow = shown(stepped("timeline", schedule="1F1B", forward=2.0, microbatches=8))
     assert not any(words.get_text() for words in narrow.numbers)
 

@@ -15,9 +15,11 @@ import pytest
 from matplotlib import image as images
 
 import labkit
-from labkit import check, notices, progress
-from labkit.labs import Lab, _cells
-from labkit.labs._style import Page
+from labkit import check
+from labkit.frame import cell_panels
+from labkit.frame.style import Page
+from labkit.labs import Lab
+from labkit.learner import one_time_messages, record
 from tests.labs.test_map import NOTEBOOKS, Table
 from tests.made import Quick
 
@@ -26,11 +28,11 @@ from tests.made import Quick
 def _alone(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("LABKIT_DATA", str(tmp_path / "data"))
     monkeypatch.chdir(NOTEBOOKS)
-    notices.forget()
-    for panel in labkit.labs._open.panels():
+    one_time_messages.forget()
+    for panel in labkit.frame.open_panels.panels():
         panel.close()
     yield
-    notices.forget()
+    one_time_messages.forget()
 
 
 @pytest.fixture
@@ -73,7 +75,7 @@ def test_pictures_of_open_panels_with_an_answer_are_inside(place: pathlib.Path) 
 
 
 def test_a_picture_is_light_and_leaves_the_panel_as_it_is() -> None:
-    _cells.page = Page(width=500, text="#eeeeee", background="#111111")
+    cell_panels.page = Page(width=500, text="#eeeeee", background="#111111")
     lab = labkit.labs.roofline("ceiling")
     lab.step()
     page, before = lab._canvas.page, lab._canvas.draw().copy()
@@ -96,10 +98,10 @@ HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&\x00\ud800"
 
 
 def test_every_word_is_escaped(place: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    progress.predicted(f"roofline.{HOSTILE}", 1, 2, 0.5, {HOSTILE: HOSTILE})
-    progress.predicted("os.path", 1, 2, 0.5, {})
-    progress.passed(HOSTILE)
-    progress.passed("__builtins__")
+    record.predicted(f"roofline.{HOSTILE}", 1, 2, 0.5, {HOSTILE: HOSTILE})
+    record.predicted("os.path", 1, 2, 0.5, {})
+    record.passed(HOSTILE)
+    record.passed("__builtins__")
     monkeypatch.setattr(Quick, "headline", lambda *_: HOSTILE)
     monkeypatch.setattr(Quick, "describe", lambda *_: HOSTILE)
     lab = Lab([Quick()])
@@ -120,7 +122,7 @@ def test_without_anything_done_it_says_so(place: pathlib.Path) -> None:
 
 
 def test_an_answer_without_a_number_is_told(place: pathlib.Path) -> None:
-    progress.predicted("roofline.ceiling", 1.0, float("nan"), float("inf"), {"on": True})
+    record.predicted("roofline.ceiling", 1.0, float("nan"), float("inf"), {"on": True})
     (row,) = [row for row in Table(written(place)).rows if "roof allow" in row[0]]
     assert row[2:4] == ["none", "far off"] and "on on" in row[0]
 
@@ -144,7 +146,7 @@ def test_a_full_disk_leaves_the_old_report(place: pathlib.Path, monkeypatch: pyt
 
 
 def test_the_name_is_kept_nowhere_else(place: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    progress.passed("plan")
+    record.passed("plan")
     assert "Ada Lovelace" in written(place, "Ada Lovelace")
     place.unlink()
     assert all("Lovelace" not in path.read_text() for path in (tmp_path / "data").iterdir())

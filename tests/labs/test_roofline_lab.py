@@ -10,16 +10,17 @@ from hypothesis import strategies as st
 
 import labkit
 from labkit.declare import Range
-from labkit.labs import Lab, _cells
-from labkit.labs._roofline import EXPERIMENTS, Ceiling
-from labkit.labs._style import Page
+from labkit.frame import cell_panels
+from labkit.frame.style import Page
+from labkit.labs import Lab
+from labkit.roofline.panels import EXPERIMENTS, Ceiling
 from tests.labs.driven import drive_to_extremes
 from tests.strategies import settings_of
 
 
 @pytest.fixture(autouse=True)
 def small_page() -> None:
-    _cells.page = Page(width=320)
+    cell_panels.page = Page(width=320)
 
 
 @pytest.mark.parametrize(

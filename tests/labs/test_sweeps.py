@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import importlib
 import inspect
 import threading
 from collections.abc import Callable, Iterator
@@ -13,13 +12,13 @@ from typing import Any
 import pytest
 
 from labkit import labs
+from labkit.frame.experiment import Experiment
 from labkit.labs import Lab
-from labkit.labs._experiment import Experiment
 
 LONG = [
     pytest.param(kind, id=f"{topic}-{kind.name}")
     for topic in labs.all()
-    for kind in importlib.import_module(f"labkit.labs._{topic}").EXPERIMENTS
+    for kind in labs.experiments(topic)
     if inspect.isgeneratorfunction(kind.run)
 ]
 HELD = 2  # results after which a run is held until it may go on

@@ -13,11 +13,12 @@ import labkit
 from labkit import throughput
 from labkit.declare import Range
 from labkit.device import Spread
-from labkit.labs import Lab, _cells
-from labkit.labs._canvas import even
-from labkit.labs._style import Page
-from labkit.labs._throughput import EXPERIMENTS
+from labkit.frame import cell_panels
+from labkit.frame.canvas import even
+from labkit.frame.style import Page
+from labkit.labs import Lab
 from labkit.throughput import compared, loader
+from labkit.throughput.panels import EXPERIMENTS
 from tests.labs.driven import drive, drive_anywhere, drive_to_extremes, extremes, ticks
 from tests.virtual import Clock, set_clock
 
@@ -27,7 +28,7 @@ NAMES = ("sweep", "pair", "tokens", "decision", "loader")
 
 @pytest.fixture(autouse=True)
 def small_page() -> None:
-    _cells.page = Page(width=320)
+    cell_panels.page = Page(width=320)
 
 
 @pytest.fixture
@@ -128,7 +129,7 @@ def test_every_verdict_is_drawn_with_its_interval(
     monkeypatch: pytest.MonkeyPatch, before: Any, after: Any, verdict: str
 ) -> None:
     made = compared.Runs(False, (8, 16), 0.03, before, after, 1.0)
-    monkeypatch.setattr(labkit.labs._compared.Decision, "run", staticmethod(lambda **_: made))
+    monkeypatch.setattr(labkit.throughput.panels.compared.Decision, "run", staticmethod(lambda **_: made))
     lab = stepped("decision")
     seen, found = shown(lab), made.decision
     assert found and found.verdict == verdict
@@ -160,7 +161,7 @@ def ran(load: float, compute: float, plain: float, ahead: float, depth: int = 2,
 
 def test_loading_and_computing_stand_in_turn_or_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     made = ran(0.010, 0.012, 0.0225, 0.0125)
-    monkeypatch.setattr(labkit.labs._loader.Loader, "run", staticmethod(lambda **_: made))
+    monkeypatch.setattr(labkit.throughput.panels.loader.Loader, "run", staticmethod(lambda **_: made))
     lab = stepped("loader")
     seen = shown(lab)
     assert [list(bar.get_xdata()) for bar in seen.loads] == [[0, 10], [0, 10]]
@@ -176,7 +177,7 @@ def test_loading_and_computing_stand_in_turn_or_side_by_side(monkeypatch: pytest
 
 def test_a_loader_that_is_the_longer_one_gets_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     made = ran(0.030, 0.010, 0.041, 0.031, uneven=True)
-    monkeypatch.setattr(labkit.labs._loader.Loader, "run", staticmethod(lambda **_: made))
+    monkeypatch.setattr(labkit.throughput.panels.loader.Loader, "run", staticmethod(lambda **_: made))
     lab = stepped("loader")
     assert "Loading is the longer of the two: no prefetch gets below 30 ms, only a faster loader does." in lab.text
     assert "one in four all of it" in lab.text

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.errors import LabError
-from labkit.labs._trial import Trial
+from labkit.frame.trial import Trial
 from tests.made import Broken, Long, Quick
 
 

@@ -23,7 +23,7 @@ from labkit.errors import LabError
 from labkit.fit import distance, flat, gradient
 from labkit.memory import OPTIMIZERS, Sweep, allocated, cut, graphs, kept, parts, peak
 from labkit.memory.graphs import LOOPS, classic, summed_loss
-from labkit.memory.saved import Kept, Net, Timeline, rounding, size, watch
+from labkit.memory.saved_tensors import Kept, Net, Timeline, rounding, size, watch
 from labkit.nets import next_token_loss
 from tests.strategies import forbidden, settings_of
 

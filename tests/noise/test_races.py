@@ -15,8 +15,19 @@ from torch import Tensor, nn
 from labkit.cadence.translation import CURVATURE, TRUE
 from labkit.declare import parameters
 from labkit.errors import LabError
-from labkit.noise import races
-from labkit.noise.races import CHUNK, OPTIMIZERS, RATES, Batches, Rates, batches, examples, good, race, rates
+from labkit.noise import batch_size_sweeps
+from labkit.noise.batch_size_sweeps import (
+    CHUNK,
+    OPTIMIZERS,
+    RATES,
+    Batches,
+    Rates,
+    batches,
+    examples,
+    good,
+    race,
+    rates,
+)
 from tests.strategies import forbidden
 
 torch.set_num_threads(1)
@@ -88,7 +99,7 @@ def test_the_examples_are_as_declared() -> None:
 
 
 def test_a_race_can_be_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(races, "LIMIT", 5)
+    monkeypatch.setattr(batch_size_sweeps, "LIMIT", 5)
     steps = last(race, batch=1, optimizer="SGD", noise=8.0, target=0.4, seeds=4, seed=99)
     assert steps.isinf().all()
 

@@ -16,7 +16,7 @@ from labkit.declare import parameters
 from labkit.errors import LabError
 from labkit.fit import flat, gradient
 from labkit.images import ConvNet, draw, grouped, split
-from labkit.normalization.lockstep import (
+from labkit.normalization.sync_batchnorm import (
     METHODS,
     accumulated,
     bound,

@@ -19,7 +19,7 @@ from labkit.errors import LabError
 from labkit.fit import flat
 from labkit.images import ConvNet, draw, grouped, split
 from labkit.normalization import remedies, statistics
-from labkit.normalization.lockstep import accumulated, run
+from labkit.normalization.sync_batchnorm import accumulated, run
 from tests.normalization.test_lockstep import by_torch
 from tests.strategies import forbidden, settings_of
 from tests.test_images import library

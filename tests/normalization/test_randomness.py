@@ -19,9 +19,9 @@ from labkit.declare import parameters
 from labkit.errors import LabError
 from labkit.fit import flat, gradient
 from labkit.images import ConvNet, draw, split
-from labkit.normalization.lockstep import accumulated, one_batch
+from labkit.normalization.random_streams import UNITS, Net, augmentation, augmented, drawn, dropout
 from labkit.normalization.randomness import SOURCES, Targets, randomness, redrawn, targets
-from labkit.normalization.streams import UNITS, Net, augmentation, augmented, drawn, dropout
+from labkit.normalization.sync_batchnorm import accumulated, one_batch
 from tests.strategies import forbidden, settings_of
 
 torch.set_num_threads(1)

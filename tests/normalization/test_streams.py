@@ -9,7 +9,16 @@ from torch import nn
 
 from labkit.fit import flat
 from labkit.images import draw
-from labkit.normalization.streams import UNITS, Net, augmentation, augmented, contributions, drawn, dropout, keyed
+from labkit.normalization.random_streams import (
+    UNITS,
+    Net,
+    augmentation,
+    augmented,
+    contributions,
+    drawn,
+    dropout,
+    keyed,
+)
 
 torch.set_num_threads(1)
 

@@ -191,7 +191,7 @@ def test_padding_adds_ignored_rows_and_nothing_else() -> None:
 
 
 @settings(max_examples=20, suppress_health_check=list(HealthCheck))
-@given(st.data(), st.sampled_from(["losses", "ways", "indivisible", "timeline", "bubbles", "slices"]))
+@given(st.data(), st.sampled_from(["losses", "ways", "indivisible", "timeline", "bubbles", "cut"]))
 def test_what_is_not_declared_is_refused(data: st.DataObject, name: str) -> None:
     declared = parameters(getattr(pipeline, name))
     parameter = data.draw(st.sampled_from(sorted(declared)))

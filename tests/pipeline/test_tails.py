@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit import LabError, pipeline, workers
-from labkit.pipeline.tails import pieces, reference, refuse
+from labkit.pipeline.indivisible_batches import pieces, reference, refuse
 from tests.pipeline.test_pipeline import full_batch
 
 torch.set_num_threads(1)

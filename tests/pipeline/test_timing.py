@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from labkit import LabError, pipeline, workers
 from labkit.device import Spread
 from labkit.pipeline import slicing as slices
-from labkit.pipeline.sleepers import Sleeper
+from labkit.pipeline.simulated_stages import Sleeper
 from labkit.pipeline.stages import SCHEDULES, chunks, taken_by
 from labkit.pipeline.timing import Work, idle, kept, modelled_bubble, order, played, works, woven
 
@@ -140,8 +140,8 @@ def test_a_sweep_leaves_out_what_a_schedule_does_not_take() -> None:
     assert next(pipeline.bubbles(schedule="1F1B", ranks=4)).sizes == (4, 8, 16)
     assert next(pipeline.bubbles(schedule="1F1B", ranks=3, largest=5)).sizes == (4, 5)
     assert next(pipeline.bubbles(largest=12)).sizes == (1, 2, 4, 8, 12)
-    assert next(pipeline.slices(schedule="1F1B", ranks=3)).sizes == (4, 8, 16, 32)
-    assert next(pipeline.slices(batch=100)).sizes == (1, 2, 4)
+    assert next(pipeline.cut(schedule="1F1B", ranks=3)).sizes == (4, 8, 16, 32)
+    assert next(pipeline.cut(batch=100)).sizes == (1, 2, 4)
 
 
 # By clocks that are made.
@@ -199,7 +199,7 @@ def test_a_cut_batch_by_made_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_best_is_the_least_and_more_pieces_are_smaller_messages() -> None:
-    last = list(pipeline.slices(batch=64, width=64))[-1]
+    last = list(pipeline.cut(batch=64, width=64))[-1]
     assert last.progress == 1 and [each.microbatches for each in last.slices] == list(last.sizes)
     assert all(each.rows * each.microbatches == 64 for each in last.slices)
     assert len({each.payload * each.microbatches for each in last.slices}) == 1

@@ -30,7 +30,7 @@ EXPERIMENTS: list[Callable[..., Any]] = [
     roofline.ceiling,
     roofline.machine,
     roofline.counting,
-    roofline.sparse_peak,
+    roofline.sparse,
     roofline.cache,
     roofline.precision,
 ]
@@ -235,15 +235,15 @@ def test_counting_changes_the_reading_only() -> None:
 
 
 def test_the_sparse_peak_halves_the_utilisation() -> None:
-    result = roofline.sparse_peak(accelerator="A100 SXM 80 GB", achieved=156)
+    result = roofline.sparse(accelerator="A100 SXM 80 GB", achieved=156)
     assert (result.of_dense, result.of_sparse) == (0.5, 0.25)
 
 
 @pytest.mark.parametrize("achieved", [312.1, math.inf, math.nan])
 def test_no_dense_program_beats_the_dense_peak(achieved: float) -> None:
     with pytest.raises(LabError, match=r"achieved = .* TFLOP/s is above the dense peak 312 .*A100.*: try 312$"):
-        roofline.sparse_peak(accelerator="A100 SXM 80 GB", achieved=achieved)
-    assert roofline.sparse_peak(accelerator="A100 SXM 80 GB", achieved=312).of_dense == 1
+        roofline.sparse(accelerator="A100 SXM 80 GB", achieved=achieved)
+    assert roofline.sparse(accelerator="A100 SXM 80 GB", achieved=312).of_dense == 1
 
 
 def test_caches_beat_the_memory_roof_on_any_machine_or_tie() -> None:

@@ -1,0 +1,278 @@
+"""Exercises: a function that a learner wrote goes in, a sentence on what it really does, with its number, comes out.
+
+An accumulation loop is judged by the weights fitted to the gradient it left. It gets a name where one loop of the
+tables below predicts the weights found in every hidden window; otherwise the weights are told as they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from labkit.accumulation import Comparison, compare
+from labkit.accumulation.exercises.loops import ALWAYS, DIVIDED, NAMED, ONCE, THEN, WHICH, Loop, Part, counts, predicted
+from labkit.accumulation.exercises.token_formulas import token_mean as token_mean
+from labkit.accumulation.exercises.token_formulas import token_weight as token_weight
+from labkit.corpus import Batch, batch, split
+from labkit.declare import show, times, word
+from labkit.device import quota_threads
+from labkit.exercise import sandbox
+from labkit.exercise.verdict import EMPTY, ROUNDED, Function, Verdict, aside, exercise, listed, refused, within
+from labkit.exercise.watched_arguments import Watched
+from labkit.fit import fit
+from labkit.nets import IGNORE, Transformer, sequence_gradients
+from labkit.rules import rule
+
+# The hidden windows: check, seed, sequences, shortest and full length, K, and which microbatch is empty. Equal counts
+# hide many faults, so where something else is tried the counts are equal.
+
+WINDOWS = (
+    ("unequal counts", 399, 9, 4, 32, 4, None),
+    ("other numbers of microbatches, 1 among them", 2, 6, 24, 24, 3, None),
+    ("other numbers of microbatches, 1 among them", 3, 5, 32, 32, 1, None),
+    ("a short tail window", 8, 8, 32, 32, 4, None),
+    ("a short tail window", 4, 4, 32, 32, 2, None),
+    (EMPTY, 5, 8, 4, 28, 4, 1),
+    (EMPTY, 6, 6, 4, 32, 3, 0),
+    ("one sequence in each microbatch", 7, 8, 4, 32, 8, None),
+)
+
+
+def _window(seed: int, sequences: int, shortest: int, length: int, K: int, empty: int | None) -> list[Batch]:
+    microbatches = split(*batch(seed, sequences, length, shortest=shortest, text="made"), K)
+    if empty is not None:
+        microbatches[empty][1].fill_(IGNORE)
+    return microbatches
+
+
+# Running a loop.
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What the loop did to one window."""
+
+    check: str
+    seed: int
+    microbatches: list[Batch]
+    outcome: sandbox.Outcome
+    fault: str  # what it did to the model or the microbatches, or that it left no gradient
+    passes: int  # backward passes that reached .grad
+    gradient: list[Tensor]
+    found: Comparison | None
+
+    @property
+    def right(self) -> bool:
+        """Whether its gradient is the full batch's, up to rounding."""
+        return self.found is not None and self.found.relative_error <= max(ROUNDED, self.found.tolerance.value)
+
+    @property
+    def finite(self) -> bool:
+        """Whether there is a gradient, and weights in it."""
+        return self.found is not None and math.isfinite(self.found.norm)
+
+    @property
+    def weights(self) -> Tensor:
+        """Fitted weight × N of every sequence with a valid token."""
+        return self.found.sequence_weights[self.found.counts > 0] if self.found else torch.zeros(0)
+
+
+@exercise
+@quota_threads(1)
+def accumulate(function: Function, *, seconds: float = 5.0) -> Verdict:
+    """Judge a loop `accumulate(model, microbatches)` that shall leave the gradient of the token mean in .grad.
+
+    >>> from labkit import rules
+    >>> accumulate(rules.token_mean_once).passed
+    True
+    >>> print(accumulate(rules.token_sum).sentence.partition(" (")[0])
+    Your gradient is 134.00 times the full batch's: four sums were added and never divided
+
+    microbatches: a list of (tokens, labels), each [b, T]. The model is a small float64 transformer in training mode,
+    its .grad is clear at the start, and nothing else of it may change. A loop is right where its gradient is the full
+    batch's up to rounding. `seconds`: for all windows together; what stops a loop is contained by `sandbox.run`.
+    """
+    held = dict.fromkeys((check for check, *_ in WINDOWS), False)
+    if why := refused(function, "model", "microbatches"):
+        return Verdict(False, tuple(held.items()), why, "")
+    runs: list[Run] = []
+    for check, seed, *window in WINDOWS:
+        left = max(seconds - sum(run.outcome.seconds for run in runs), seconds / 5)
+        runs.append(_run(function, check, seed, _window(seed, *window), left))
+        if runs[-1].outcome.late:
+            break
+    right = [run.right for run in runs] + [False] * (len(WINDOWS) - len(runs))
+    for check in held:
+        held[check] = all(ok for ok, row in zip(right, WINDOWS, strict=True) if row[0] == check)
+    shown = next((run for run in runs if not run.right), runs[0]).outcome
+    sentence = _praise(runs) if all(held.values()) else _faults(runs)
+    return Verdict(all(held.values()), tuple(held.items()), sentence + aside(shown), shown.printed)
+
+
+def _run(function: Function, check: str, seed: int, microbatches: list[Batch], seconds: float) -> Run:
+    watched = Watched(_model(seed), microbatches)
+    outcome = sandbox.run(function, watched.model, watched.given, seconds=seconds)
+    fault = "" if outcome.error else watched.fault(outcome.value)
+    measured = not outcome.error and not fault
+    found = compare(_model(seed), microbatches, watched.hand_over) if measured else None
+    return Run(check, seed, microbatches, outcome, fault, watched.passes, watched.gradient, found)
+
+
+def _model(seed: int) -> Transformer:
+    return Transformer(seed=seed, length=33, dtype=torch.float64)
+
+
+# Saying it.
+
+Said = tuple[str, str]  # what is wrong, and the fix
+
+
+def _praise(runs: list[Run]) -> str:
+    found = [run.found for run in runs if run.found]
+    worst, bound = max(each.relative_error for each in found), min(each.tolerance.value for each in found)
+    right = "Right: in every window a valid token weighs 1/N"
+    if all(each.equal for each in found):
+        return f"{right}; the relative error is at most {worst:.1g}, and rounding alone explains {bound:.1g}."
+    return f"{right}, but for a relative error of {worst:.1g}, as of a number in float32 on the way."
+
+
+def _faults(runs: list[Run]) -> str:
+    """What befell the first window, or else what the weights are, and what befell a later one."""
+    lost = next((run for run in runs if not run.finite), None)
+    measured = [run for run in runs if run.finite]
+    wrong = [run for run in measured if not run.right]
+    said, fix = _named(measured, wrong[0]) if wrong and lost is not runs[0] else ("", "")
+    if lost:
+        zero = ": a mean over 0 targets is 0/0, the sum over them is 0" if lost.check == EMPTY else ""
+        what = lost.outcome.error or lost.fault or f"The gradient is not finite{zero}."
+        return f"{said} {within(lost.check, what)}".strip() if lost is not runs[0] else what
+    return f"{said} {fix and f'The fix: {fix}.'}".strip()
+
+
+def _named(measured: list[Run], shown: Run) -> Said:
+    """What wrong gradients are; `shown` is the window that the numbers come from."""
+    if not any(run.weights.any() for run in measured):
+        return f"The gradient is zero: backward() ran {times(shown.passes)}, and .grad was cleared after it.", ""
+    if all(run.found.residual <= ROUNDED for run in measured if run.found):
+        return _loop(measured, shown) or _clipped(measured) or _plainly(shown)
+    return _clipped(measured) or _other_loss(shown) or _plainly(shown)
+
+
+def _loop(measured: list[Run], shown: Run) -> Said | None:
+    """The simplest loop that predicts every weight; None where others as simple would differ in another window."""
+    f, everywhere = counts(*(run.microbatches for run in measured)), counts(*(_window(*row[1:]) for row in WINDOWS))
+    found = torch.cat([run.weights for run in measured])
+    fitting = [loop for loop in itertools.product(WHICH, DIVIDED, THEN) if _close(predicted(loop, f), found)]
+    if not fitting:
+        return _always(f, found, shown) if len(measured) > 2 else None
+    best = min(fitting, key=_cost)
+    equals = [predicted(loop, everywhere) for loop in fitting if _cost(loop) == _cost(best)]
+    return _story(best, shown, THEN[best[2]]) if all(_close(each, equals[0]) for each in equals) else None
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=ROUNDED, atol=1e-9 * float(other.abs().max()), equal_nan=True)
+
+
+def _cost(loop: Loop) -> int:
+    return WHICH[loop[0]].cost + DIVIDED[loop[1]].cost + THEN[loop[2]].cost
+
+
+def _always(f: SimpleNamespace, found: Tensor, shown: Run) -> Said | None:
+    """A loop of the tables times one number that is the same in every window."""
+    for which, divided in itertools.product(WHICH, DIVIDED):
+        base = predicted((which, divided, ""), f)
+        factor = float(base @ found / (base @ base))
+        if factor and _close(factor * base, found):
+            by = f"divided by {show(1 / factor)}" if abs(factor) < 1 - ROUNDED else f"multiplied by {show(factor)}"
+            return _story((which, divided, "always"), shown, replace(ALWAYS, words=ALWAYS.words.format(by=by)))
+    return None
+
+
+def _story(loop: Loop, shown: Run, then: Part) -> Said:
+    """How much, by the fitted weights; why, in the words of the tables; and the fix."""
+    which, divided, f = WHICH[loop[0]], DIVIDED[loop[1]], counts(shown.microbatches)
+    told = {name: f"{float(values[0]):g}" for name, values in vars(f).items()}
+    told |= {"k": told["K"], "K": word(int(f.K[0])), "never": "" if then.words else " and never divided"}
+    name = f" ({NAMED[loop]})" if loop in NAMED else ""
+    fix = rule(NAMED[loop]).fix if loop in NAMED else next(each.fix for each in (which, divided, then) if each.cost)
+    story = f"{told['K']} {divided.words}{then.words}".format_map(told)
+    if not which.cost:
+        return f"{_amount(shown.weights, f.s)}: {story}{name}.", fix
+    kept = _number(float(shown.weights[which.value(f) > 0].mean()))
+    besides = f"; besides, {story}" if divided.cost or then.cost else ""
+    once = shown.passes == 1 and loop[0] == "last"
+    how = f"{which.words} in your gradient, with {kept} times the right weight".format_map(told)
+    return f"{how}: backward() ran {times(shown.passes)}{besides}{name}.", ONCE if once else fix
+
+
+def _amount(weights: Tensor, tokens: Tensor) -> str:
+    low, high, mean = float(weights.min()), float(weights.max()), float(weights @ tokens / tokens.sum())
+    if math.isclose(low, high, rel_tol=ROUNDED):
+        return f"Your gradient is {_number(mean)} times the full batch's"
+    if math.isclose(mean, 1, rel_tol=ROUNDED):
+        return f"In your gradient single tokens weigh {_number(low)} to {_number(high)} times what they should"
+    span = f"{_number(low)} to {_number(high)} for single ones"
+    return f"Your gradient is {_number(mean)} times the full batch's, averaged over its tokens ({span})"
+
+
+def _number(value: float) -> str:
+    if ROUNDED < abs(value - 1) < 0.005:
+        return f"{value:.6f}"
+    return f"{value:.2f}" if 0.0995 <= abs(value) < 1000 else f"{value:.3g}" if abs(value) > 1e-9 else "0"
+
+
+def _clipped(measured: list[Run]) -> Said | None:
+    """A length that is the same in all windows, where the right ones differ."""
+    norms, rights = zip(*((run.found.norm, run.found.right_norm) for run in measured if run.found), strict=True)
+    if len(measured) < 3 or max(norms) > min(norms) * (1 + ROUNDED):
+        return None
+    span = f"the full batch's {_number(min(rights))} to {_number(max(rights))}"
+    said = f"Your gradient has the length {_number(norms[0])} in every window, {span}: it was clipped inside."
+    return said, "leave that to the caller, once the gradient is complete"
+
+
+# Other losses: the microbatches with which next_token_loss gives the gradients they are made of.
+OTHER_LOSSES: tuple[tuple[str, str, Callable[[Tensor, Tensor], list[Batch]]], ...] = (
+    (
+        "Your loss judges the logits at t by the label at t, not by the next one: the shift is missing.",
+        "take logits[:, :-1] and labels[:, 1:], as next_token_loss does",
+        lambda tokens, labels: [(F.pad(tokens, (0, 1)), F.pad(labels, (1, 0), value=IGNORE))],
+    ),
+    (
+        "Your loss judges the padding too, as if its label were 0.",
+        "leave the labels -100 as they are, and cross_entropy ignores them",
+        lambda tokens, labels: [(tokens, labels), (tokens, torch.where(labels == IGNORE, 0, IGNORE))],
+    ),
+)
+
+
+def _other_loss(shown: Run) -> Said | None:
+    for said, fix, pieces in OTHER_LOSSES:
+        rows = sequence_gradients(_model(shown.seed), [each for pair in shown.microbatches for each in pieces(*pair)])
+        if fit(shown.gradient, rows).residual <= ROUNDED:
+            return said, fix
+    return None
+
+
+def _plainly(shown: Run) -> Said:
+    """The weights as they are, without a name."""
+    found = shown.found
+    assert found
+    if found.residual > ROUNDED:
+        share = f"{_number(100 * found.residual)} % of its length comes from elsewhere"
+        return f"Your gradient is no weighted sum of the microbatches' gradients: {share}.", ""
+    valid = found.counts > 0
+    weights, tokens, what = found.sequence_weights[valid], found.counts[valid], "sequences"
+    if _close(found.token_weights[found.microbatch][valid], weights):
+        tokens = torch.stack([found.counts[found.microbatch == m].sum() for m in range(len(shown.microbatches))])
+        weights, what = found.token_weights, "microbatches"
+    sizes, values = listed([f"{n:g}" for n in tokens.tolist()]), listed([_number(w) for w in weights.tolist()])
+    return f"The {what} of {sizes} tokens got {values} times the right weight: a loop that has no name here.", ""

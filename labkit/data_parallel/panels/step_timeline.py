@@ -1,0 +1,175 @@
+"""What synchronisation costs: a step of real ranks in time, and all-reduces over their bytes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from labkit.data_parallel import allreduce_time, hook, step_timeline
+from labkit.declare import percent, three
+from labkit.device import Spread
+from labkit.frame.canvas import Canvas
+from labkit.frame.experiment import Experiment
+
+LANES = {"microbatch": 0.0, "wait": 0.0, "update": 0.0, "all-reduce": 0.46}
+PARTS = ("microbatch", "synchronisation", "hidden", "exposed", "step")
+
+
+class Timeline(Experiment[step_timeline.Timeline]):
+    """One optimizer step on real ranks."""
+
+    title = "A step of real ranks, in time"
+    question = "Which share of the synchronisation does the backward hide?"
+    unit = "%"
+    note = (
+        "Measured: the step of median length, one band a rank. Upper lane: microbatches, then waiting (striped) and "
+        "the update. Lower lane: all-reduces on their way. Below: medians and quartiles of five steps. On few cores "
+        "what is hidden is not free: it takes time from the backward."
+    )
+    run = staticmethod(step_timeline.timeline)
+    shown = (
+        step_timeline.accumulate,
+        step_timeline.accumulate_alone,
+        step_timeline.update,
+        hook.timed,
+        hook.averaged,
+        step_timeline.run_steps,
+    )
+    aspect = 0.72
+
+    def layout(self, canvas: Canvas) -> None:
+        grid = canvas.figure.add_gridspec(2, 1, height_ratios=(5, 4), hspace=0.5)
+        self.axes = canvas.axes("time (ms)", "", position=grid[0], moving="xy")
+        self.below = canvas.axes("time (ms)", "", position=grid[1], log="x", moving="x")
+        self.axes.yaxis.set_visible(False)
+        self.below.yaxis.set_visible(False)
+        canvas.frame(self.axes, x=(-6, 30), y=(1.9, -0.5))
+        canvas.ticks(self.axes, x=[0, 15, 30])
+        canvas.frame(self.below, x=(0.02, 100), y=(len(PARTS) - 0.5, -0.5))
+        canvas.ticks(self.below, x=[1, 10, 100])
+        roles = {"microbatch": "right", "wait": "wrong", "update": "text", "all-reduce": "muted"}
+        self.bars = {
+            name: canvas.bar(self.axes, role, **({"linewidth": 6} if name == "all-reduce" else {"linewidth": 12}))
+            for name, role in roles.items()
+        }
+        self.words = [canvas.text(self.axes, va="center", ha="left") for _ in range(4)]
+        self.spreads = canvas.spread(self.below, markersize=6)
+        self.names = [canvas.text(self.below, va="center", ha="left") for _ in PARTS]
+
+    def draw(self, canvas: Canvas, result: step_timeline.Timeline) -> None:
+        total = max(each.end for each in result.stretches)
+        room = min(0.4, 4.4 * canvas.page.font / (canvas.page.width - 7.6 * canvas.page.font))  # for "rank 0"
+        left = -1.02 * total * room / (1 - room)
+        canvas.frame(self.axes, x=(left, 1.02 * total), y=(result.ranks - 0.2, -0.5))
+        canvas.ticks(self.axes, x=[0, float(f"{total / 2:.2g}"), float(f"{total:.3g}")])
+        for name, bar in self.bars.items():
+            some = [each for each in result.stretches if each.name == name]
+            gap = 0.002 * total if name != "wait" else 0.0
+            x = [
+                place for each in some for place in (each.start + gap, max(each.start + gap, each.end - gap), math.nan)
+            ]
+            bar.set_data(x, [each.rank + LANES[name] for each in some for _ in range(3)])
+        for rank, words in enumerate(self.words):
+            words.set(text=f"rank {rank}" if rank < result.ranks else "", position=(0.9 * left, rank + 0.2))
+        spreads = [getattr(result, name) for name in PARTS]
+        low = min([each.lower for each in spreads if each.lower > 1e-3], default=0.1)
+        high = max(each.upper for each in spreads)
+        left = low * (low / high) ** 0.6
+        canvas.frame(self.below, x=(left, 1.3 * high))
+        canvas.ticks(self.below, x=[10.0**k for k in range(-3, 6) if low / 2 <= 10.0**k < 1.3 * high][-4:])
+        shown = [(max(each.lower, left), max(each.median, left), max(each.upper, left)) for each in spreads]
+        self.spreads.lay(range(len(PARTS)), shown)
+        for at, (words, name) in enumerate(zip(self.names, PARTS, strict=True)):
+            words.set(text=name, position=(left * (high / left) ** 0.015, at))
+
+    def tables(self, result: step_timeline.Timeline) -> list[dict[str, Any]]:
+        first, *rest = super().tables(result)
+        return [first, *rest]
+
+    def answer(self, result: step_timeline.Timeline) -> float:
+        return 100 * result.hidden_share
+
+    def headline(self, result: step_timeline.Timeline) -> str:
+        share = percent(round(result.hidden_share, 2))
+        return f"{share} of the synchronisation runs beside the backward, {three(result.exposed.median)} ms are exposed"
+
+    def describe(self, result: step_timeline.Timeline) -> str:
+        often = "all-reduce" if result.messages == 1 else "all-reduces"
+        shorter = "shorter" if result.longer >= 0 else "longer, which is scatter"
+        return (
+            f"Medians, quartiles in brackets. Microbatch {_said(result.microbatch)}; synchronisation in "
+            f"{result.messages} {often} {_said(result.synchronisation)}, of which a backward hides "
+            f"{_said(result.hidden)}; exposed {_said(result.exposed)}; update {_said(result.optimizer)}; step "
+            f"{_said(result.step)}. The same work without synchronisation is {three(abs(result.longer))} ms {shorter}."
+        )
+
+
+def _said(spread: Spread) -> str:
+    return f"{three(spread.median)} ms ({three(spread.lower)} … {three(spread.upper)})"
+
+
+class Allreduce(Experiment[allreduce_time.AllReduce]):
+    """Time of an all-reduce against its bytes."""
+
+    title = "What an all-reduce costs"
+    question = "How long do these messages take together?"
+    unit = "ms"
+    note = (
+        "Measured on this machine now: medians and quartiles, the slowest rank. Line: latency + bytes / bandwidth, "
+        "fitted with the least relative error. Ring: the payload in its messages; short bar: what the line says of it."
+    )
+    run = staticmethod(allreduce_time.allreduce)
+    shown = (allreduce_time.Line, allreduce_time.line, allreduce_time.run_all_reduces)
+    aspect = 0.6
+
+    def layout(self, canvas: Canvas) -> None:
+        self.axes = canvas.axes("payload (kB)", "time (ms)", log="xy", moving="y")
+        canvas.frame(self.axes, x=(0.002, 60_000), y=(0.05, 100))
+        canvas.ticks(self.axes, x=[0.01, 1, 100, 10_000], y=[0.1, 1, 10, 100])
+        self.line = canvas.line(self.axes, "modelled")
+        self.measured = canvas.spread(self.axes, markersize=6)
+        self.ring = canvas.line(self.axes, "guess")
+        self.payload = canvas.spread(self.axes, markersize=6)
+        self.modelled = canvas.line(self.axes, "modelled", marker="_", markersize=18, markeredgewidth=3)
+        self.words = canvas.text(self.axes, ha="left", va="top")
+
+    def draw(self, canvas: Canvas, result: allreduce_time.AllReduce) -> None:
+        every = [*result.measured, result.found]
+        low = min(each.lower for each in every) / 3
+        high = 12 * max([*(each.upper for each in every), result.modelled])
+        canvas.frame(self.axes, y=(low, high))
+        canvas.ticks(self.axes, y=[10.0**k for k in range(-3, 5) if low < 10.0**k < high][-4:])
+        self.measured.put([size / 1e3 for size in result.sizes.tolist()], result.measured)
+        line = [4 * 10 ** (k / 8) for k in range(54)]
+        self.line.set_data([size / 1e3 for size in line], [1e3 * result.line.seconds(size) for size in line])
+        at = result.payload / 1e3
+        self.ring.set_data([at], [result.found.median])
+        self.payload.put([at], [result.found])
+        self.modelled.set_data([at], [result.modelled])
+        self.words.set(text=_line(result), position=(0.003, high / 1.3))
+
+    def answer(self, result: allreduce_time.AllReduce) -> float:
+        return result.found.median
+
+    def headline(self, result: allreduce_time.AllReduce) -> str:
+        return f"{_messages(result)}: {three(result.found.median)} ms, the line says {three(result.modelled)} ms"
+
+    def describe(self, result: allreduce_time.AllReduce) -> str:
+        ends = (
+            f"4 bytes take {three(result.measured[0].median)} ms, 8.39 MB take {three(result.measured[-1].median)} ms"
+        )
+        return (
+            f"{result.ranks} ranks. {ends}. The {_line(result)}; it misses by {three(result.residual)} %, root mean "
+            f"square. {_messages(result)}, one after the other: measured {_said(result.found)}, by the line "
+            f"{three(result.modelled)} ms."
+        )
+
+
+def _line(result: allreduce_time.AllReduce) -> str:
+    rate = f"{three(result.bandwidth)} MB/s" if math.isfinite(result.bandwidth) else "no end of bandwidth"
+    return f"line: {three(result.latency)} ms and {rate}"
+
+
+def _messages(result: allreduce_time.AllReduce) -> str:
+    often = "1 message" if result.messages == 1 else f"{result.messages} messages"
+    return f"{three(result.payload / 1e6)} MB in {often}"

@@ -1,0 +1,1 @@
+"""What runs a learner's function, and judges it."""

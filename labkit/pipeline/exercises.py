@@ -1,0 +1,286 @@
+"""The exercises of the pipeline lab: the bubble, and a loss with the scale_grads that goes with it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from labkit.declare import three
+from labkit.device import quota_threads
+from labkit.exercise import sandbox
+from labkit.exercise.formula import Exercise
+from labkit.exercise.verdict import EMPTY, ROUNDED, Function, Verdict, aside, exercise, refused, within
+from labkit.fit import distance, fit, flat, gradient
+from labkit.nets import IGNORE
+from labkit.pipeline.stages import LENGTH, data, model
+from labkit.pipeline.step import sums
+from labkit.pipeline.timing import bubble as right_bubble
+from labkit.tolerance import depth, tolerance
+
+BUBBLES: dict[str, Callable[[int, int], float]] = {
+    "": right_bubble,
+    "that is the bubble over the time of the work, and asked is its share of the whole step": lambda P, M: (P - 1) / M,
+    "filling, working and draining are M + P − 1 slots, not M + P": lambda P, M: (P - 1) / (M + P),
+    "a rank waits P − 1 slots: it fills while it works on its first": lambda P, M: P / (M + P - 1),
+    "both are one too many: P − 1 slots of M + P − 1": lambda P, M: P / (M + P),
+    "that is the share in which a rank works, and the bubble is the rest": lambda P, M: M / (M + P - 1),
+    "stages and microbatches are swapped": lambda P, M: (M - 1) / (M + P - 1),
+    "the slots of backward passes are missing below: 2 (P − 1) of 2 (M + P − 1)": lambda P, M: (
+        2 * (P - 1) / (M + P - 1)
+    ),
+    "fill and drain were counted twice, M once: it is 2 (P − 1) of 2 (M + P − 1)": lambda P, M: (
+        2 * (P - 1) / (M + 2 * (P - 1))
+    ),
+    "that is the bubble of a single microbatch, and M fills it": lambda P, M: (P - 1) / P,
+    "a rank that waits P − 1 slots does so once, not once for each microbatch": lambda P, M: (P - 1) * M / (M + P - 1),
+    "those are slots, and their share of M + P − 1 is asked": lambda P, M: float(P - 1),
+    "P is missing: more stages, more bubble": lambda P, M: 1 / (M + 1),
+    "the number of stages is missing above": lambda P, M: 1 / (M + P - 1),
+    "that is in per cent, and a share from 0 to 1 is asked": lambda P, M: 100 * right_bubble(P, M),
+    "it was rounded down to a whole number": lambda P, M: float((P - 1) // (M + P - 1)),
+}
+
+BUBBLE = Exercise(
+    ("stages", "microbatches"),
+    {
+        "two stages": (2, 4),
+        "as many microbatches as stages": (4, 4),
+        "many microbatches": (4, 64),
+        "fewer microbatches than stages": (8, 3),
+        "one microbatch": (3, 1),
+        "one stage": (1, 8),
+    },
+    right_bubble,
+    BUBBLES,
+)
+
+
+@exercise
+def bubble(function: Function, *, seconds: float = 5.0) -> Verdict:
+    """Judge `bubble(stages, microbatches)`: the share of its time that a rank waits, (P − 1) / (M + P − 1).
+
+    >>> bubble(lambda stages, microbatches: (stages - 1) / microbatches).sentence
+    'For stages = 2, microbatches = 4 your function gives 0.25, and 0.2 is right: that is the bubble over the time of \
+the work, and asked is its share of the whole step.'
+
+    Source: as `labkit.pipeline.bubble`.
+    """
+    return BUBBLE.judge(function, seconds)
+
+
+# A loss and its scale_grads.
+
+BATCHES = (  # check, seed, rows, microbatches, whether all counts are equal, which row has no valid token
+    ("unequal counts", 1, 4, 4, False, None),
+    ("equal counts", 2, 4, 4, True, None),
+    ("other numbers of microbatches", 3, 6, 2, False, None),
+    ("other numbers of microbatches", 4, 3, 1, False, None),
+    ("several rows in a microbatch", 5, 8, 4, False, None),
+    (EMPTY, 6, 3, 3, False, 1),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One batch through the schedule."""
+
+    check: str
+    targets: Tensor
+    microbatches: int
+    outcome: sandbox.Outcome
+    fault: str
+    weights: Tensor  # fitted weight × N of every row with a valid token
+    residual: float
+    right: bool
+
+    @property
+    def finite(self) -> bool:
+        """Whether there is a gradient, with numbers in it."""
+        return not self.fault and bool(self.weights.isfinite().all())
+
+
+@exercise
+@quota_threads(1)
+def pipeline_loss(function: Function, scale_grads: bool = True, *, seconds: float = 5.0) -> Verdict:
+    """Judge `loss_fn(logits, targets, N)` and the scale_grads that it is handed over with.
+
+    >>> from labkit.pipeline.stages import share_of_mean, token_mean
+    >>> pipeline_loss(share_of_mean, scale_grads=False).passed
+    True
+    >>> pipeline_loss(share_of_mean).sentence.partition(":")[0]
+    'double-division'
+
+    logits [b, T, V] and targets [b, T] of one microbatch, -100 is ignored; N: valid tokens of the whole batch. Together
+    they shall leave the gradient of the token mean. Run through a schedule in this process: a backward pass for each
+    microbatch, then a division by their number where scale_grads is True.
+    """
+    held = dict.fromkeys((check for check, *_ in BATCHES), False)
+    why = refused(function, "logits", "targets", "N")
+    if not isinstance(scale_grads, bool):
+        why = f"scale_grads = {scale_grads!r} is neither True nor False."
+    if why:
+        return Verdict(False, tuple(held.items()), why, "")
+    runs: list[Run] = []
+    for batch in BATCHES:
+        runs.append(run(function, scale_grads, batch, seconds / len(BATCHES)))
+        if runs[-1].outcome.late:
+            break
+    for check in held:
+        mine = [each.right for each in runs if each.check == check]
+        held[check] = bool(mine) and all(mine)
+    shown = next((each for each in runs if not each.right), runs[0])
+    sentence = PRAISE if all(held.values()) else _said(runs, scale_grads)
+    return Verdict(all(held.values()), tuple(held.items()), sentence + aside(shown.outcome), shown.outcome.printed)
+
+
+PRAISE = "Right: in every batch, a valid token weighs 1/N, whatever microbatch it stands in."
+
+
+def run(
+    function: Function, scale_grads: bool, batch: tuple[str, int, int, int, bool, int | None], seconds: float
+) -> Run:
+    """One batch of a check, and the weights in the gradient that it left."""
+    check, seed, rows, microbatches, equal, empty = batch
+    tokens, targets = data(rows, seed, equal)
+    if empty is not None:
+        targets[empty] = IGNORE
+    whole, N, valid = model(2, seed), int((targets != IGNORE).sum()), (targets != IGNORE).any(1)
+    outcome, fault = scheduled(function, scale_grads, whole, (tokens, targets), microbatches, seconds)
+    found, S = flat(gradient(whole)), sums(whole, tokens, targets)
+    if fault or not found.isfinite().all():
+        nothing = torch.full((int(valid.sum()),), math.nan)
+        return Run(check, targets, microbatches, outcome, fault, nothing, math.nan, False)
+    bound = tolerance(S, count=N, depth=depth(whole), dtype=S.dtype).value
+    right = distance(found, S.sum(0) / N).relative_error <= max(ROUNDED, bound)
+    fitted = fit(found, S[valid])
+    return Run(check, targets, microbatches, outcome, fault, fitted.values * N, fitted.residual, right)
+
+
+def scheduled(
+    function: Function, scale_grads: bool, whole: nn.Module, batch: tuple[Tensor, Tensor], M: int, seconds: float
+) -> tuple[sandbox.Outcome, str]:
+    """All forwards, then all backwards, then the library's division: GPipe in one process."""
+    tokens, targets = batch
+    N, losses = int((targets != IGNORE).sum()), []
+    for x, y in zip(tokens.tensor_split(M), targets.tensor_split(M), strict=True):
+        outcome = sandbox.run(function, whole(x), y.clone(), N, seconds=seconds / M)
+        if fault := outcome.error or _fault(outcome.value):
+            return outcome, fault
+        losses.append(outcome.value)
+    for loss in losses:
+        loss.backward()  # type: ignore[attr-defined]
+    for weight in whole.parameters():
+        if scale_grads and weight.grad is not None:
+            weight.grad /= M
+    return outcome, ""
+
+
+def _fault(value: object) -> str:
+    """What makes a returned value no loss."""
+    if not isinstance(value, Tensor):
+        return f"Your function returns {'None' if value is None else f'a {type(value).__name__}'}, and no tensor."
+    if value.numel() != 1:
+        return f"Your function returns {value.numel()} numbers: a loss is one, add them up."
+    if not value.requires_grad:
+        return "Your loss is cut off from the weights: by no_grad, detach, item, or a tensor made anew."
+    return ""
+
+
+# Saying it.
+
+DIVIDED = {  # what a loss divides its sum by, and the words for it
+    "N": "the sum over N",
+    "n": "each microbatch's own mean",
+    "1": "the sum, never divided by N",
+    "size": "the mean over all targets, the ignored too",
+    "SIZE": "the sum over all targets of the batch, the ignored too",
+    "rows": "the sum over the microbatch's rows",
+    "ROWS": "the sum over the batch's rows",
+    "T": "the sum over the length of a row",
+    "means": "the mean of each row's own mean",
+    "sums": "the sum of each row's own mean",
+    "N n": "each microbatch's own mean, over N once more",
+}
+
+
+def denominators(r: Run) -> dict[str, Tensor]:
+    """Each of them, once for every row with a valid token."""
+    valid, parts = r.targets != IGNORE, (r.targets != IGNORE).tensor_split(r.microbatches)
+    own, one = valid.sum(1).double(), torch.ones(len(valid), dtype=torch.float64)
+    n = torch.cat([part.sum().double().expand(len(part)) for part in parts])
+    b = torch.cat([torch.tensor(float(len(part))).double().expand(len(part)) for part in parts])
+    N, B = own.sum(), len(valid)
+    found = {"N": N * one, "n": n, "1": one, "size": b * LENGTH, "SIZE": B * LENGTH * one, "rows": b, "ROWS": B * one}
+    found |= {"T": LENGTH * one, "means": b * own, "sums": own, "N n": N * n}
+    return {name: values[own > 0] for name, values in found.items()}
+
+
+WORDS = {
+    ("n", 1): "mean-of-means", ("n", 0): "sum-of-means", ("1", 0): "token-sum", ("1", 1): "token-sum",
+    ("N", 1): "double-division", ("SIZE", 0): "padded-count", ("size", 1): "padded-count",
+    ("means", 1): "sequence-means",
+}  # fmt: skip
+FIX = "return the sum over this microbatch's valid tokens divided by N, with scale_grads=False"
+
+
+def _said(runs: Sequence[Run], scale_grads: bool) -> str:
+    """What befell the first batch, or what the weights are, and what befell a later one."""
+    lost = next((each for each in runs if not each.finite), None)
+    measured = [each for each in runs if each.finite]
+    wrong = [each for each in measured if not each.right]
+    said = _named(measured, wrong[0], scale_grads) if wrong and lost is not runs[0] else ""
+    if lost is None:
+        return said
+    zero = ": a mean over 0 targets is 0/0, the sum over them is 0" if lost.check == EMPTY else ""
+    what = lost.fault or f"The gradient is not finite{zero}."
+    return what if lost is runs[0] else f"{said} {within(lost.check, what)}".strip()
+
+
+def _named(measured: Sequence[Run], shown: Run, scale_grads: bool) -> str:
+    """The word and the words for a way that gives the weights in all batches, or the weights as they are."""
+    told = ", ".join(dict.fromkeys(three(weight) for weight in shown.weights.tolist()))
+    weigh = f"the tokens of your microbatches weigh {told} times 1/N"
+    if not any(each.weights.abs().max() > ROUNDED for each in measured):
+        return f"no-step: the gradient is zero. The fix: {FIX}."
+    if max(each.residual for each in measured) <= ROUNDED:
+        for (name, words), power in itertools.product(DIVIDED.items(), (0, 1, 2, -1)):
+            if _close(_factors(measured, name, power), 1.0):
+                word = WORDS.get((name, power), "unknown")
+                return f"{word}: {weigh}. {_by(words, power, shown.microbatches, scale_grads)} The fix: {FIX}."
+        for name, words in DIVIDED.items():
+            factors = _factors(measured, name, int(scale_grads))
+            always = float(factors[0])
+            if _close(factors, always):
+                by = f"divided by {three(1 / always)}" if always < 1 else f"multiplied by {three(always)}"
+                return f"unknown: {weigh}. Your loss is {words}, {by} whatever M is. The fix: {FIX}."
+        return f"unknown: {weigh}, and no usual way gives these weights. The fix: {FIX}."
+    return f"unknown: {three(100 * shown.residual)} % of your gradient is that of no sum over tokens. The fix: {FIX}."
+
+
+def _factors(measured: Sequence[Run], name: str, power: int) -> Tensor:
+    """The weights found over those of a loss that is divided so, and `power` times by M; 1: that is what it was."""
+    found = [
+        run.weights * denominators(run)[name] * run.microbatches**power / (run.targets != IGNORE).sum()
+        for run in measured
+    ]
+    return torch.cat(found)
+
+
+def _close(factors: Tensor, value: float) -> bool:
+    return value != 0 and torch.allclose(factors, torch.full_like(factors, value), rtol=ROUNDED, atol=0)
+
+
+def _by(words: str, power: int, M: int, scale_grads: bool) -> str:
+    """How often it was divided by the number of microbatches, and by whom."""
+    yours = power - scale_grads
+    own = {0: "", 1: f", which it divides by M = {M}", 2: f", which it divides by M² = {M * M}"}
+    mine = own.get(yours, f", which it multiplies by {M if yours == -1 else M * M}")
+    library = (
+        f" scale_grads=True divides by M = {M} after that." if scale_grads else " scale_grads=False divides nothing."
+    )
+    return f"Your loss is {words}{mine}.{library}"
