@@ -16,7 +16,7 @@ from labkit.cadence.translation import CURVATURE, TRUE
 from labkit.declare import parameters
 from labkit.errors import LabError
 from labkit.noise import Estimate, closed, estimate, gradients, interval, norms, squared, voters
-from tests.labs.driven import extremes
+from tests.frame.driven import extremes
 from tests.strategies import forbidden, settings_of
 
 torch.set_num_threads(1)

@@ -14,7 +14,7 @@ from torch import Tensor
 from labkit.declare import parameters
 from labkit.errors import LabError
 from labkit.noise.warmup import STEPS, decay, left_over, warmup
-from tests.labs.driven import extremes
+from tests.frame.driven import extremes
 from tests.strategies import forbidden
 
 torch.set_num_threads(1)

@@ -20,7 +20,7 @@ from labkit.fit import flat
 from labkit.images import ConvNet, draw, grouped, split
 from labkit.normalization import remedies, statistics
 from labkit.normalization.sync_batchnorm import accumulated, run
-from tests.normalization.test_lockstep import by_torch
+from tests.normalization.test_sync_batchnorm import by_torch
 from tests.strategies import forbidden, settings_of
 from tests.test_images import library
 

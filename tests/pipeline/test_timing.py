@@ -77,7 +77,7 @@ def test_in_a_modelled_step_nobody_does_two_things_or_what_is_not_there(schedule
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(("schedule", "M"), [("GPipe", 3), ("Interleaved", 4), ("Interleaved", 8)])
 def test_the_order_is_the_librarys_own(schedule: str, M: int, ranks: int) -> None:
-    planned = workers.run("tests.pipeline_ranks:planned", ranks, schedule=schedule, microbatches=M)
+    planned = workers.run("tests.pipeline.ranks:planned", ranks, schedule=schedule, microbatches=M)
     assert planned == [order(schedule, rank, ranks, M) for rank in range(ranks)]
 
 
