@@ -137,6 +137,11 @@ class Lab(Panel):
         return self._canvas.figure
 
     @property
+    def experiment(self) -> Experiment[Any]:
+        """The experiment on the page, with its artists; `experiment.answer(lab.result)` is what the question asks."""
+        return self._trial.experiment
+
+    @property
     def experiments(self) -> list[str]:
         """The names of this lab's experiments, for `choose`."""
         return list(self._trials)

@@ -36,7 +36,7 @@ def stepped(name: str, **values: Any) -> Lab:
 
 def marks(lab: Lab) -> list[str]:
     """What stands before each gate."""
-    shown, found = lab._trial.experiment, {}
+    shown, found = lab.experiment, {}
     for word, line in (("dot", shown.right), ("cross", shown.wrong)):
         found |= dict.fromkeys(line.get_ydata(), word)
     return [found.get(at) or sign.get_text() for at, sign in enumerate(shown.signs)]
@@ -53,16 +53,16 @@ def marks(lab: Lab) -> list[str]:
 )
 def test_each_gate_has_its_mark_its_name_and_its_numbers(candidate: str, expected: list[str]) -> None:
     lab = stepped("acceptance", candidate=candidate)
-    shown = lab._trial.experiment
+    shown = lab.experiment
     assert marks(lab) == expected
     assert [words.get_text() for words in shown.names] == [gate.name for gate in lab.result.gates]
     assert [words.get_text() for words in shown.words] == short(lab.result)
-    assert lab._trial.experiment.answer(lab.result) == expected.count("dot")
+    assert lab.experiment.answer(lab.result) == expected.count("dot")
 
 
 def test_the_runs_and_what_the_margin_asks_for_are_drawn() -> None:
     lab = stepped("acceptance", runs=4, margin=0.1, noise=0.05)
-    shown, record = lab._trial.experiment, lab.result
+    shown, record = lab.experiment, lab.result
     for line, middle, side in zip(shown.runs, shown.medians, (record.candidate, record.base), strict=True):
         assert tuple(line.get_xdata()) == side.throughputs
         assert middle.get_xdata()[0] == pytest.approx(statistics.median(side.throughputs))
@@ -70,7 +70,7 @@ def test_the_runs_and_what_the_margin_asks_for_are_drawn() -> None:
     assert shown.asked.get_xdata()[0] == pytest.approx(wanted)
     low, high = shown.speed.get_xlim()
     assert all(low < each < high for each in (*record.base.throughputs, *record.candidate.throughputs, wanted))
-    untimed = stepped("acceptance", candidate="mean of means")._trial.experiment
+    untimed = stepped("acceptance", candidate="mean of means").experiment
     assert untimed.none.get_text() == "not timed" and not len(untimed.runs[0].get_xdata())
 
 
@@ -95,7 +95,7 @@ def test_the_figures_of_the_notebook_are_on_the_page() -> None:
 
 def test_before_the_answer_nothing_is_shown() -> None:
     lab = labkit.labs.audit("acceptance", candidate="mean of means")
-    shown = lab._trial.experiment
+    shown = lab.experiment
     assert lab.figure.axes[1].get_xlim() == (0, 1), "no throughput of another candidate is left"
     hidden = (shown.right, shown.wrong, *shown.names, *shown.words, *shown.signs, *shown.runs, shown.asked)
     assert not any(each.get_visible() for each in hidden)
@@ -122,7 +122,7 @@ def test_tables_hold_gates_both_sides_and_all_numbers() -> None:
 @pytest.mark.parametrize("candidate", IDEAS)
 def test_traces_are_drawn_as_they_are(candidate: str) -> None:
     lab = stepped("traces", candidate=candidate, updates=5)
-    shown, found = lab._trial.experiment, lab.result
+    shown, found = lab.experiment, lab.result
     drawn: dict[str, dict[int, float]] = {}
     for axes, values in ((shown.loss, found.candidate), (shown.apart, [max(d, FLOOR) for d in found.difference])):
         places: dict[int, float] = {}
@@ -136,7 +136,7 @@ def test_traces_are_drawn_as_they_are(candidate: str) -> None:
         low, high = axes.get_ylim()
         assert all(low < each < high for each in values)
     assert tuple(shown.base.get_ydata()) == found.base and tuple(shown.band.get_ydata()) == found.band
-    assert lab._trial.experiment.answer(found) == found.outside == len(drawn["wrong"])
+    assert lab.experiment.answer(found) == found.outside == len(drawn["wrong"])
 
 
 def test_headlines_of_the_traces() -> None:
@@ -151,7 +151,7 @@ def test_headlines_of_the_traces() -> None:
 
 
 def test_a_difference_of_nothing_stands_on_the_axis() -> None:
-    shown = stepped("traces", candidate="fused kernel")._trial.experiment
+    shown = stepped("traces", candidate="fused kernel").experiment
     assert set(shown.marks[shown.apart, "right"].get_ydata()) == {FLOOR}
     labels = [label.get_text() for label in shown.apart.get_yticklabels()]
     assert labels[0] == "0" and math.isclose(shown.apart.get_yticks()[0], FLOOR)

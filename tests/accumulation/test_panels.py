@@ -30,7 +30,7 @@ def small_page() -> None:
 
 def map_of(lab: Lab) -> np.ndarray:
     """The weights that the picture shows, NaN where it is blank."""
-    return 2.0 ** np.ma.filled(lab._trial.experiment.map.mesh.get_array().astype(float), np.nan)
+    return 2.0 ** np.ma.filled(lab.experiment.map.mesh.get_array().astype(float), np.nan)
 
 
 @pytest.mark.parametrize("word", accumulation.WINDOW)
@@ -39,7 +39,7 @@ def test_the_map_shows_for_every_rule_what_algebra_says_of_its_counts(word: str)
     lab.step()
     result = lab.result
     drawn = map_of(lab)[: len(result.counts)]
-    crosses = {(int(y), int(x)) for x, y in zip(*lab._trial.experiment.map.crosses.get_data(), strict=True)}
+    crosses = {(int(y), int(x)) for x, y in zip(*lab.experiment.map.crosses.get_data(), strict=True)}
     for row, (count, predicted) in enumerate(zip(result.counts.tolist(), result.predicted.tolist(), strict=True)):
         targets = {x for x in range(32) if np.isfinite(drawn[row, x])} | {x for y, x in crosses if y == row}
         assert len(targets) == count
@@ -56,7 +56,7 @@ def test_replacing_a_loop_behind_the_librarys_back_changes_the_map(monkeypatch: 
     monkeypatch.setitem(rules.TABLE, "token-mean", other)
     lab.step()
     assert np.nanmax(map_of(lab)) > 2
-    assert lab._trial.experiment.predicted.get_xdata() == pytest.approx([1] * 8), (
+    assert lab.experiment.predicted.get_xdata() == pytest.approx([1] * 8), (
         "the prediction is the table's, not the loop's"
     )
 
@@ -76,7 +76,7 @@ def test_a_projection_of_one_hides_an_error_of_27_per_cent() -> None:
     lab.set(rule="token-mean")
     lab.step()
     assert "token-mean: equal to the full batch" in lab.page["headline"]
-    assert lab._trial.experiment.words[0].get_text() == "embedding: equal"
+    assert lab.experiment.words[0].get_text() == "embedding: equal"
 
 
 @pytest.mark.parametrize("width", [340, 440, 680])
@@ -86,12 +86,12 @@ def test_words_fit_on_a_projector(width: int, rule: str) -> None:
     layers, weights = (labkit.labs.accumulation(name, rule=rule) for name in ("layers", "weights"))
     for lab in (layers, weights):
         lab.step()
-    words = [text.get_window_extent() for text in layers._trial.experiment.words if text.get_text()]
+    words = [text.get_window_extent() for text in layers.experiment.words if text.get_text()]
     assert len(words) == 6 and all(box.x1 < layers._canvas.figure.bbox.x1 for box in words)
-    axes = layers._trial.experiment.axes
+    axes = layers.experiment.axes
     ticks = [label.get_window_extent() for label in axes.get_xticklabels()]
     assert len(ticks) > 1 and all(one.x1 + 3 < other.x0 for one, other in itertools.pairwise(ticks))
-    experiment = weights._trial.experiment
+    experiment = weights.experiment
     edge = experiment.side.get_window_extent().x0
     assert all(text.get_window_extent().x1 < edge for text in experiment.map.words if text.get_text())
     left, right = (axes.xaxis.label.get_window_extent() for axes in (experiment.axes, experiment.side))
@@ -101,7 +101,7 @@ def test_words_fit_on_a_projector(width: int, rule: str) -> None:
 def test_a_weight_of_nothing_is_written_as_0() -> None:
     lab = labkit.labs.accumulation("weights", rule="last-microbatch-only")
     lab.step()
-    experiment = lab._trial.experiment
+    experiment = lab.experiment
     assert [words.get_text() for words in experiment.map.words[:8]] == ["0×"] * 6 + ["1×"] * 2
     assert experiment.side.get_xlim()[0] > 0.1
 
@@ -110,10 +110,10 @@ def test_two_trainings_are_drawn_while_they_run() -> None:
     lab = labkit.labs.accumulation("trainings", updates=10, rule="sum-of-means", learning_rate=3)
     lab.predict(1)
     lab.step()
-    thick = lab._trial.experiment.thick
+    thick = lab.experiment.thick
     assert all(len(line.get_xdata()) == len(lab.result.updates) for line in thick)
     assert lab.page["headline"] == "A training diverges" and lab.result.diverged
-    assert lab._trial.experiment.answer(lab.result) == pytest.approx(float(lab.result.gaps.mean()))
+    assert lab.experiment.answer(lab.result) == pytest.approx(float(lab.result.gaps.mean()))
 
 
 QUICK = [kind.name for kind in EXPERIMENTS if kind.name != "trainings"]
@@ -137,8 +137,8 @@ def test_the_colours_of_the_map_are_centred_at_the_right_weight() -> None:
 def test_weights_of_zero_and_nan_are_no_colour() -> None:
     lab = labkit.labs.accumulation("weights", rule="last-microbatch-only")
     lab.step()
-    assert len(lab._trial.experiment.map.crosses.get_xdata()) > 0
-    shown: Any = lab._trial.experiment.map
+    assert len(lab.experiment.map.crosses.get_xdata()) > 0
+    shown: Any = lab.experiment.map
     shown.draw(torch.full((2, 4), torch.nan), [torch.nan, torch.nan])
     assert np.isnan(map_of(lab)).all() and shown.words[0].get_text() == "?"
 

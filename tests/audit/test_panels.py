@@ -56,7 +56,7 @@ def drawn(weighed: Any) -> dict[int, tuple[str, float]]:
 @pytest.mark.parametrize("K", [2, 5, 8])
 def test_marks_are_the_fitted_weights_and_their_shape_says_whether_they_are_right(loop: str, K: int) -> None:
     lab = stepped("loops", loop=loop, accumulation_steps=K)
-    shown, weights = lab._trial.experiment.weighed, lab.result.token_weights
+    shown, weights = lab.experiment.weighed, lab.result.token_weights
     marks = drawn(shown)
     assert set(marks) == set(range(1, K + 1))
     for at, value in enumerate(weights, 1):
@@ -72,11 +72,11 @@ def test_marks_are_the_fitted_weights_and_their_shape_says_whether_they_are_righ
 
 
 def test_what_was_counted_stands_beside_it_and_what_is_wrong_is_crossed() -> None:
-    shown = stepped("loops", loop="B")._trial.experiment.weighed
+    shown = stepped("loops", loop="B").experiment.weighed
     texts = [[words.get_text() for words in column] for column in shown.side]
     assert texts[0] == ["passes 4", "steps 1", "", "clips 1", "skipped 0"]
     assert texts[1] == ["", "", "× schedule 4", "", ""]
-    shown = stepped("loops", loop="D")._trial.experiment.weighed
+    shown = stepped("loops", loop="D").experiment.weighed
     assert [words.get_text() for words in shown.side[1]] == ["", "", "", "× clips 4", ""]
 
 
@@ -96,7 +96,7 @@ def test_the_figures_of_the_notebook_are_on_the_page() -> None:
 
 def test_before_the_answer_only_the_counts_are_shown() -> None:
     lab = labkit.labs.audit("loops", loop="A", accumulation_steps=3)
-    shown = lab._trial.experiment.weighed
+    shown = lab.experiment.weighed
     visible = [words.get_text() for words in shown.counts if words.get_visible() and words.get_text()]
     window = suspects.window(3, 4, 0)
     assert visible == [str(int((labels[:, 1:] != -100).sum())) for _, labels in window]
@@ -169,7 +169,7 @@ def test_findings_are_a_table() -> None:
 
 
 def rows(lab: Lab) -> dict[str, str]:
-    shown = lab._trial.experiment
+    shown = lab.experiment
     pairs = zip(shown.rows, shown.found, shown.unknown, strict=True)
     return {name.get_text(): found.get_text() or unknown.get_text() for name, found, unknown in pairs}
 
@@ -183,7 +183,7 @@ def test_only_measured_rows_have_a_number() -> None:
     assert [float(each) for each in found["weights × N"].split(", ")] == [
         float(f"{w:.3g}") for w in result["weights × N"].found
     ]
-    shown = lab._trial.experiment
+    shown = lab.experiment
     assert list(shown.wrong.get_ydata()) == [2.5] and list(shown.right.get_ydata()) == [7.5]
     given = [words.get_text() for words in shown.given]
     assert given[0].startswith(f"valid tokens: {', '.join(map(str, lab.result.counts))} (N = ")
@@ -208,7 +208,7 @@ def test_a_guess_reveals_the_verdict_and_the_points() -> None:
     assert lab.page["headline"] == "Not guessed yet: 8 points to win"
     lab.set(guess="token-mean")
     assert lab.page["headline"] == "Wrong: you said token-mean, it is batch-dependent-layer"
-    assert lab._trial.experiment.answer(lab.result) == 0
+    assert lab.experiment.answer(lab.result) == 0
     lab.set(guess="batch-dependent-layer")
     assert lab.page["headline"] == "Right, batch-dependent-layer: 8 points"
     assert "In one forward the same examples give a gradient" in lab.text

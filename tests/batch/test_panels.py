@@ -43,7 +43,7 @@ def test_one_step_is_256_sequences_and_the_devices_of_a_replica_do_not_count() -
     lab.step()
     assert lab.score == 7 and lab.page["headline"] == "8 sequences × 8 replicas × 4 microbatches = 256 sequences"
     assert "1,048,576 tokens" in lab.text and "100 updates." in lab.text and "= 8 replicas" in lab.text
-    shared = lab._trial.experiment.shared.get_text().replace("\n", " ")
+    shared = lab.experiment.shared.get_text().replace("\n", " ")
     assert shared == "a row is one replica: 8 devices that share its sequences"
 
 
@@ -80,7 +80,7 @@ def test_a_batch_that_does_not_divide_has_two_neighbours() -> None:
 
 
 def test_what_is_wanted_is_in_the_picture_though_every_batch_is_more() -> None:
-    low, high = stepped("wanted", ki_tokens=31, replicas=8, largest_microbatch=1)._trial.experiment.axes.get_ylim()
+    low, high = stepped("wanted", ki_tokens=31, replicas=8, largest_microbatch=1).experiment.axes.get_ylim()
     assert low < 0 < 100 / 31 < high
 
 
@@ -97,7 +97,7 @@ def test_a_comparison_that_changes_two_things_says_so() -> None:
     assert lab.page["headline"] == "A (8, 8, 4), B (4, 8, 1): 2 things change at once"
     assert "2 things change at once: global batch and microbatch. The batch goes 256 → 32 sequences." in lab.text
     assert "updates per epoch: 100 → 800; sequences in warmup: 25,600 → 3,200;" in lab.text
-    assert lab._trial.experiment.answer(lab.result) == 800
+    assert lab.experiment.answer(lab.result) == 800
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_step_in_time() -> None:
     lab = stepped("timeline")
     assert lab.page["headline"] == "10.7 % of 840 ms wait for the synchronisation"
     assert "synchronised once, waiting 90 ms;" in lab.text and "4 optimizer steps: 1200 ms." in lab.text
-    assert lab._trial.experiment.answer(lab.result) == pytest.approx(100 * 90 / 840)
+    assert lab.experiment.answer(lab.result) == pytest.approx(100 * 90 / 840)
     assert "30 % of 300 ms" in stepped("timeline", accumulation_steps=1).page["headline"]
     wrong = stepped("timeline", every_microbatch=True)
     assert "32.4 % of 1110 ms" in wrong.page["headline"] and "synchronised 4 times" in wrong.text
@@ -132,7 +132,7 @@ def test_a_step_number_in_tokens() -> None:
     assert "is only 20,855 optimizer steps and 0.17 trillion valid tokens" in lab.text
     padded = stepped("progress", padding=0.4)
     assert "0.42 trillion valid" in padded.page["headline"]
-    assert padded._trial.experiment.answer(padded.result) == pytest.approx(0.6 * 0.699786067968)
+    assert padded.experiment.answer(padded.result) == pytest.approx(0.6 * 0.699786067968)
 
 
 # What is drawn.
@@ -140,7 +140,7 @@ def test_a_step_number_in_tokens() -> None:
 
 def test_every_microbatch_is_a_tile_and_what_is_left_out_is_said() -> None:
     for D, K in ((1, 1), (8, 8), (9, 8), (8, 9), (1000, 64)):
-        experiment: Any = stepped("planner", microbatch=3, world=D, tp=1, pp=1, accumulation_steps=K)._trial.experiment
+        experiment: Any = stepped("planner", microbatch=3, world=D, tp=1, pp=1, accumulation_steps=K).experiment
         rows, columns = min(D, PLACES - (D > PLACES)), min(K, PLACES - (K > PLACES))
         assert len(experiment.tiles.get_paths()) == rows * columns == len(said(experiment.sizes))
         assert set(said(experiment.sizes)) == {"3"} and experiment.shared.get_text().endswith("one device")
@@ -163,7 +163,7 @@ def test_all_are_drawn_or_the_first_and_the_last(count: int) -> None:
 @given(st.integers(1, 2**12), st.integers(1, 64), st.integers(1, 64))
 def test_dots_are_exact_and_crosses_are_off_by_what_they_show(ki_tokens: int, largest: int, D: int) -> None:
     lab = stepped("wanted", ki_tokens=ki_tokens, largest_microbatch=largest, replicas=D, sequence_length=128)
-    experiment: Any = lab._trial.experiment
+    experiment: Any = lab.experiment
     x, y = experiment.right.get_data()
     assert set(x) == {way.microbatch for way in lab.result.exact} and all(value == 0 for value in y)
     points = sorted(zip(*experiment.wrong.get_data(), strict=True))
@@ -179,14 +179,14 @@ def test_dots_are_exact_and_crosses_are_off_by_what_they_show(ki_tokens: int, la
 
 def test_a_dot_is_what_stays_and_a_cross_is_what_changes() -> None:
     lab = stepped("two_plans", accumulation_b=1)
-    experiment: Any = lab._trial.experiment
+    experiment: Any = lab.experiment
     x, y = experiment.wrong.get_data()
     assert dict(zip(y, x, strict=True)) == pytest.approx({0: 1 / 8, 1: 1 / 8, 2: 8, 3: 1 / 8, 5: 8, 6: 1 / 4, 7: 1 / 2})
     assert list(experiment.right.get_ydata()) == [4] and list(experiment.right.get_xdata()) == [1]
     words = said(experiment.words)
     assert words[0] == "global batch: 256 → 32" and words[4] == "syncs per update: 1"
     none = stepped("two_plans", sequences=1)
-    assert said(none._trial.experiment.words)[2] == "updates per epoch: 0"
+    assert said(none.experiment.words)[2] == "updates per epoch: 0"
 
 
 def lengths(line: Any) -> list[float]:
@@ -200,7 +200,7 @@ def lengths(line: Any) -> list[float]:
 def test_the_bars_of_a_step_are_its_times(data: st.DataObject) -> None:
     lab = labkit.labs.batch("timeline")
     drive_anywhere(lab, data)
-    result, experiment = lab.result, lab._trial.experiment
+    result, experiment = lab.result, lab.experiment
     times = {"forward": result.forward, "backward": result.backward, "synchronise": result.waiting}
     for name, time in {**times, "update": result.optimizer}.items():
         assert sum(lengths(experiment.bars[name])) == pytest.approx(time, abs=1e-6)
@@ -213,7 +213,7 @@ def test_the_bars_of_a_step_are_its_times(data: st.DataObject) -> None:
 
 def test_the_bars_of_progress_are_valid_tokens() -> None:
     lab = stepped("progress", padding=0.5)
-    experiment: Any = lab._trial.experiment
+    experiment: Any = lab.experiment
     assert [bar.get_xdata()[1] for bar in experiment.bars] == [lab.result.right.valid, lab.result.wrong.valid]
     ends = [line.get_xdata()[1] for line in experiment.positions]
     assert ends == [699_786_067_968, 699_786_067_968 / 4]
@@ -238,7 +238,7 @@ def test_every_extreme_is_drawn_or_refused_in_one_sentence_whose_remedy_is_true(
 def test_any_setting_is_drawn_or_refused(data: st.DataObject, name: str) -> None:
     lab = labkit.labs.batch(name)
     drive_anywhere(lab, data)
-    assert math.isfinite(lab._trial.experiment.answer(lab.result))
+    assert math.isfinite(lab.experiment.answer(lab.result))
 
 
 def test_every_note_says_that_it_is_modelled_and_every_control_has_words() -> None:

@@ -40,7 +40,7 @@ def test_the_figures_of_adams_count() -> None:
     lab.step()
     assert lab.score is not None and lab.score < 0.001
     assert "0.496 at step 1, " in lab.text and "1.000 at step 10000" in lab.text
-    experiment = lab._trial.experiment
+    experiment = lab.experiment
     assert list(experiment.formula.get_ydata()) == [
         adam_step_ratio(int(s), 8, (0.9, 0.999)) for s in experiment.formula.get_xdata()
     ]
@@ -61,7 +61,7 @@ def test_plain_sgd_at_fixed_weights_walks_the_same_path_and_adamw_does_not() -> 
     assert lab.result.equal and lab.page["headline"] == "SGD: the same path within rounding"
     lab.set(optimizer="AdamW")
     lab.step()
-    assert not lab.result.equal and lab._trial.experiment.answer(lab.result) > 1
+    assert not lab.result.equal and lab.experiment.answer(lab.result) > 1
 
 
 def test_the_level_lines_are_lines_of_equal_loss() -> None:
@@ -96,7 +96,7 @@ def test_translated_trainings_are_drawn_while_they_run(optimizer: str) -> None:
     lab.predict(2)
     lab.step()
     assert lab.result.progress == 1 and lab.score is not None and ticks(lab) <= 5
-    assert [words.get_text() for words in lab._trial.experiment.words] == list(lab.result.names)
+    assert [words.get_text() for words in lab.experiment.words] == list(lab.result.names)
 
 
 def test_labels_keep_their_distance() -> None:

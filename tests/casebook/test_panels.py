@@ -44,7 +44,7 @@ def stepped(name: str, **values: Any) -> Lab:
 
 
 def shown(lab: Lab) -> Any:
-    return lab._trial.experiment
+    return lab.experiment
 
 
 def boxes(lab: Lab) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def stepped(name: str, **values: object) -> Lab:
 @pytest.mark.parametrize("max_norm", [1.0, 1e5])
 def test_dots_are_the_fitted_weights_and_bars_the_predicted(word: str, max_norm: float) -> None:
     lab = stepped("orders", rule=word, max_norm=max_norm)
-    shown, result = lab._trial.experiment, lab.result
+    shown, result = lab.experiment, lab.result
     assert list(shown.fitted.get_xdata()) == pytest.approx(result.weights.tolist())
     assert list(shown.predicted.get_xdata()) == pytest.approx(result.predicted.tolist())
     assert list(shown.fitted.get_ydata()) == [1, 2, 3, 4]
@@ -47,7 +47,7 @@ def test_replacing_an_order_behind_the_librarys_back_moves_the_dots_and_not_the_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(ORDERS, "clip-once", (ORDERS["unscale-early"][0], ORDERS["clip-once"][1]))
-    shown = stepped("orders", rule="clip-once")._trial.experiment
+    shown = stepped("orders", rule="clip-once").experiment
     assert list(shown.fitted.get_xdata()) == pytest.approx([1, 16, 16, 16])
     assert list(shown.predicted.get_xdata()) == [1, 1, 1, 1]
 
@@ -71,19 +71,19 @@ def test_what_torch_refuses_is_shown() -> None:
     lab = stepped("orders", rule="unscale-every")
     assert "torch's unscale_ refuses this order" in lab.text and "RuntimeError: unscale_() has already been" in lab.text
     lab = stepped("orders", rule="unscale-every", accumulation_steps=8, scale_exponent=16)
-    assert "weigh ≈ 0, ≈ 0" in lab.text and lab._trial.experiment.answer(lab.result) == pytest.approx(1e15)
-    words = [word.get_text() for word in lab._trial.experiment.words]
+    assert "weigh ≈ 0, ≈ 0" in lab.text and lab.experiment.answer(lab.result) == pytest.approx(1e15)
+    words = [word.get_text() for word in lab.experiment.words]
     assert words[0] == "≈ 0" and words[-1] == "1"
 
 
 def test_many_microbatches_carry_no_numbers_in_the_picture() -> None:
     lab = stepped("orders", accumulation_steps=32, sequences=32)
-    assert not any(word.get_text() for word in lab._trial.experiment.words) and "1, 16, 16, …, 16;" in lab.text
+    assert not any(word.get_text() for word in lab.experiment.words) and "1, 16, 16, …, 16;" in lab.text
 
 
 def test_clipped_once_and_each() -> None:
     lab = stepped("clip")
-    shown, result = lab._trial.experiment, lab.result
+    shown, result = lab.experiment, lab.result
     assert lab.page["headline"] == "Clipped once: 1 long; each: 0.693, turned by 6.14°" and "31.9 % off" in lab.text
     measured = [float(dot.get_ydata()[0]) for dot in shown.dots]
     assert measured == [result.once, result.each, 0, result.angle]
@@ -97,7 +97,7 @@ def test_clipped_once_and_each() -> None:
 
 def test_what_half_precision_loses() -> None:
     lab = stepped("underflow")
-    shown, result = lab._trial.experiment, lab.result
+    shown, result = lab.experiment, lab.result
     assert lab.page["headline"] == "float16: 22.8 % became 0 and 0 % inf or NaN" and "54.8 % off" in lab.text
     assert sum(shown.all.get_ydata()) == pytest.approx(100, rel=1e-4)
     assert sum(shown.lost.get_ydata()) == pytest.approx(result.zero, rel=1e-4)
@@ -107,7 +107,7 @@ def test_what_half_precision_loses() -> None:
 
 def test_bfloat16_has_no_limit_on_the_picture() -> None:
     lab = stepped("underflow", dtype="bfloat16")
-    shown = lab._trial.experiment
+    shown = lab.experiment
     assert lab.page["headline"] == "bfloat16: no entry is lost" and not any(
         len(line.get_xdata()) for line in shown.limits
     )
@@ -118,7 +118,7 @@ def test_steps_are_skipped_and_counted() -> None:
     lab = labkit.labs.clipping("overflow")
     lab.predict(11)
     lab.step()
-    shown, result = lab._trial.experiment, lab.result
+    shown, result = lab.experiment, lab.result
     assert lab.page["headline"] == "Steps skipped: 1 counted in windows, 11 in microbatches" and lab.score == 0
     assert [len(mark.get_xdata()) for mark in shown.marks] == [result.right_skipped, result.wrong_skipped]
     for line, scale in zip(shown.lines, (result.scale, result.scale_per_microbatch), strict=True):
@@ -126,20 +126,20 @@ def test_steps_are_skipped_and_counted() -> None:
 
 
 def test_a_search_that_is_under_way_says_how_far_it_is() -> None:
-    experiment = stepped("overflow", updates=20)._trial.experiment
+    experiment = stepped("overflow", updates=20).experiment
     first = next(experiment.run(updates=20))
     assert experiment.headline(first) == "1 of 20 steps" and experiment.describe(first).startswith("1 optimizer steps.")
 
 
 def test_ranks_that_disagree_drift_and_ranks_that_agree_do_not() -> None:
     lab = stepped("ranks")
-    shown = lab._trial.experiment
+    shown = lab.experiment
     assert lab.page["headline"] == "37.5 % apart, from one step that only one rank skipped"
     assert "2^15 and the last one's 2^16" in lab.text and "is 2 times what it should be" in lab.text
     assert list(shown.wrong.get_ydata()) == lab.result.distance.tolist() and not len(shown.right.get_xdata())
     assert set(shown.when.get_xdata()) == {5}
     lab = stepped("ranks", agree=True)
-    assert "no distance" in lab.page["headline"] and list(lab._trial.experiment.right.get_ydata()) == [0] * 20
+    assert "no distance" in lab.page["headline"] and list(lab.experiment.right.get_ydata()) == [0] * 20
 
 
 QUICK = [kind.name for kind in EXPERIMENTS if kind.name != "overflow"]
@@ -152,7 +152,7 @@ def test_every_extreme_is_drawn_or_refused_in_one_sentence_whose_remedy_is_true(
 
 def test_every_extreme_of_the_search_is_drawn() -> None:
     lab = labkit.labs.clipping("overflow")
-    for values in extremes(lab._trial.experiment.run):
+    for values in extremes(lab.experiment.run):
         if values["seed"] == 0 and (values["updates"] == 20 or values["growth_interval"] == 1):  # each takes a while
             drive(lab, values)
 

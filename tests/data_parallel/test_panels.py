@@ -33,7 +33,7 @@ def stepped(name: str, **values: object) -> Lab:
 
 
 def shown(lab: Lab) -> Any:
-    return lab._trial.experiment
+    return lab.experiment
 
 
 def test_a_rank_mean_is_seen_in_every_rank_s_weights() -> None:

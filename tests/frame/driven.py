@@ -51,15 +51,15 @@ def drive(lab: Lab, values: dict[str, Any]) -> None:
             assert lab.page["error"] == str(error)
             lab.set(**remedy(error))
     assert lab.text and lab.page["headline"] and lab.page["tables"] and not lab.error and ticks(lab) <= 5
-    lab._trial.experiment.answer(lab.result)
+    lab.experiment.answer(lab.result)
 
 
 def drive_to_extremes(lab: Lab) -> None:
     """Every extreme of every control of the experiment that is shown."""
-    for values in extremes(lab._trial.experiment.run):
+    for values in extremes(lab.experiment.run):
         drive(lab, values)
 
 
 def drive_anywhere(lab: Lab, data: st.DataObject) -> None:
     """Any setting of the experiment that is shown."""
-    drive(lab, data.draw(settings_of(lab._trial.experiment.run)))
+    drive(lab, data.draw(settings_of(lab.experiment.run)))

@@ -67,13 +67,13 @@ def test_nothing_tells_the_answer_before_step(lab: Lab) -> None:
     lab.set(rows=77)
     hidden, pixels = state(lab), lab._canvas.draw().copy()
     assert "4928" not in hidden and lab.page["tables"] == [] and lab.result is None
-    lab._trial.experiment.run = lambda **values: type(lab._trial.experiment).run(**{**values, "twice": True})
+    lab.experiment.run = lambda **values: type(lab.experiment).run(**{**values, "twice": True})
     lab.redraw()
     assert state(lab) == hidden and np.array_equal(lab._canvas.draw(), pixels)
 
 
 def test_nothing_runs_before_step(lab: Lab) -> None:
-    lab._trial.experiment.run = pytest.fail
+    lab.experiment.run = pytest.fail
     lab.set(rows=4)
     lab.predict(3)
     lab.reset()
@@ -237,11 +237,11 @@ def test_an_interrupt_leaves_a_lab_that_works(lab: Lab) -> None:
         raise KeyboardInterrupt
 
     lab.choose("long")
-    lab._trial.experiment.run = interrupted
+    lab.experiment.run = interrupted
     with pytest.raises(KeyboardInterrupt):
         lab.step()
     assert lab.page["progress"] is None and len(lab.result.counts) == 1
-    del lab._trial.experiment.run
+    del lab.experiment.run
     lab.step()
     assert len(lab.result.counts) == 5
 
@@ -261,7 +261,7 @@ def test_an_error_of_a_thread_stands_in_the_page(lab: Lab, capsys: pytest.Captur
         raise OSError("disk is gone")
 
     lab.choose("long")
-    lab._trial.experiment.run = breaks
+    lab.experiment.run = breaks
     page_says(lab, {"type": "step"})
     wait_for(lambda: errors)
     assert "disk is gone" in lab.page["error"] and lab.page["progress"] is None

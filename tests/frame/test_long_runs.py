@@ -61,7 +61,7 @@ async def stopped(kind: type[Experiment[Any]]) -> None:
     lab = Lab([kind()])
     for _ in range(2):
         run: Any = Counted(kind.run)
-        lab._trial.experiment.run = run
+        lab.experiment.run = run
         press(lab, "step")
         await until(lambda run=run: len(run.results) == HELD and lab.result in run.results)
         press(lab, "stop")

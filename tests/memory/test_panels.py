@@ -40,7 +40,7 @@ def drawn(line: Any) -> list[tuple[float, float]]:
 
 def test_dots_rings_and_line_are_what_was_counted() -> None:
     lab = stepped("kept")
-    shown, result = lab._trial.experiment, lab.result
+    shown, result = lab.experiment, lab.result
     assert drawn(shown.dots) == [(row.microbatch, row.window / 1e6) for row in result.rows]
     assert drawn(shown.rings) == [(row.microbatch, row.alone / 1e6) for row in result.rows]
     (x0, y0), (x1, y1) = drawn(shown.line)
@@ -65,13 +65,13 @@ def test_where_k_matters_the_headline_says_so(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(rules, "token_mean", graphs.summed_loss)
     lab = stepped("kept", sequences=4)
     assert lab.page["headline"].endswith("and K matters, by 300 %")
-    assert drawn(lab._trial.experiment.rings) == [(row.microbatch, row.alone / 1e6) for row in lab.result.rows]
-    assert drawn(lab._trial.experiment.rings)[0] != drawn(lab._trial.experiment.dots)[0]
+    assert drawn(lab.experiment.rings) == [(row.microbatch, row.alone / 1e6) for row in lab.result.rows]
+    assert drawn(lab.experiment.rings)[0] != drawn(lab.experiment.dots)[0]
 
 
 def test_a_sweep_is_drawn_while_it_runs() -> None:
     lab = labkit.labs.memory("kept")
-    shown = lab._trial.experiment
+    shown = lab.experiment
     for result in memory.kept(sequences=8):
         shown.draw(lab._canvas, result)
         assert len(drawn(shown.dots)) == len(result.rows) and shown.headline(result) and shown.describe(result)
@@ -82,7 +82,7 @@ def test_a_sweep_is_drawn_while_it_runs() -> None:
 
 def test_every_part_stands_on_the_one_before() -> None:
     lab = stepped("parts")
-    shown, result = lab._trial.experiment, lab.result
+    shown, result = lab.experiment, lab.result
     for bars, each in ((shown.full, result.full), (shown.cut, result.cut)):
         spans = [drawn(bar) for bar in bars]
         assert spans[0][0][0] == 0 and spans[-1][1][0] == pytest.approx(each.total / 1e6)
@@ -104,7 +104,7 @@ def test_gradients_that_differ_are_told(name: str, monkeypatch: pytest.MonkeyPat
 
 def test_the_timelines_are_drawn_as_they_were_counted() -> None:
     lab = stepped("classic", accumulation_steps=3)
-    shown, result = lab._trial.experiment, lab.result
+    shown, result = lab.experiment, lab.result
     assert lab.page["headline"] == "summed loss: 3 times the peak, for the same gradient"
     for line, marks, run in zip(
         shown.lines, shown.marks, (result.right, result.other, result.checkpointed), strict=True
@@ -130,7 +130,7 @@ def test_what_looks_like_the_mistake(loop: str, headline: str) -> None:
 
 def test_a_loop_that_does_no_harm_is_no_vermilion_line() -> None:
     lab = stepped("classic", loop="logged loss")
-    shown = lab._trial.experiment
+    shown = lab.experiment
     assert drawn(shown.lines[1]) == drawn(shown.marks[1]) == []
     assert drawn(shown.same) == drawn(shown.lines[0]) != []
     lab.set(loop="summed loss")
@@ -141,9 +141,9 @@ def test_a_loop_that_does_no_harm_is_no_vermilion_line() -> None:
 def test_words_stay_above_the_axis_and_near_dots_get_none() -> None:
     lab = stepped("classic", accumulation_steps=16, length=8)
     low, high = lab.figure.axes[0].get_ylim()
-    assert all(words.get_position()[1] > low + 0.04 * (high - low) for words in lab._trial.experiment.words)
+    assert all(words.get_position()[1] > low + 0.04 * (high - low) for words in lab.experiment.words)
     lab = stepped("kept", sequences=17, length=8)
-    assert [words.get_text() for words in lab._trial.experiment.words] == ["K = 5", "K = 3", "K = 1"]
+    assert [words.get_text() for words in lab.experiment.words] == ["K = 5", "K = 3", "K = 1"]
 
 
 def test_the_source_on_the_page_holds_the_loops() -> None:
@@ -157,12 +157,12 @@ def test_without_a_gpu_it_says_so_and_shows_what_is_kept() -> None:
     if not lab.result.allocator:
         assert lab.page["headline"] == "No GPU here to ask: what autograd keeps, on the CPU"
         assert "4 microbatches: kept 580 kB" in lab.text and "allocated" not in lab.text
-        assert drawn(lab._trial.experiment.bars[0])[1] == (lab.result.kept[0] / 1e6, 1)
+        assert drawn(lab.experiment.bars[0])[1] == (lab.result.kept[0] / 1e6, 1)
 
 
 def test_with_a_gpu_it_shows_the_allocators_count() -> None:
     lab = labkit.labs.memory("peak")
-    shown = lab._trial.experiment
+    shown = lab.experiment
     made = Peak("a GPU", True, ("full batch", "4 microbatches"), (2_000_000, 500_000), (3_000_000.0, 1_500_000.0))
     shown.draw(lab._canvas, made)
     assert drawn(shown.strokes) == [(3, 1), (1.5, 0)] and shown.answer(made) == 50

@@ -34,7 +34,7 @@ def stepped(name: str, **values: object) -> Lab:
 
 
 def shown(lab: Lab) -> Any:
-    return lab._trial.experiment
+    return lab.experiment
 
 
 def test_ten_voters_and_a_million() -> None:

@@ -46,7 +46,7 @@ def spans(bars: Any) -> list[tuple[float, float, float]]:
 @pytest.mark.parametrize("values", [{}, {"order": "sorted by length", "heuristic": "next-fit", "documents": 20}])
 def test_bars_are_the_documents_and_their_padding(values: dict[str, Any]) -> None:
     lab = stepped("waste", **values)
-    (padded, packed), result = lab._trial.experiment.bars, lab.result
+    (padded, packed), result = lab.experiment.bars, lab.result
     first, second, padding = (spans(bars) for bars in padded)
     assert second == [] and first == [(at, 0, n) for at, n in enumerate(result.lengths)]
     assert padding == [(at, n, w) for at, (n, w) in enumerate(zip(result.lengths, result.widths, strict=True))]
@@ -79,7 +79,7 @@ def test_the_figures_of_the_curriculum_stand_on_the_page() -> None:
 ])  # fmt: skip
 def test_the_map_shows_what_leaks_and_nothing_else(mask: str, headline: str, leaks: bool) -> None:
     lab = stepped("leak", mask=mask)
-    shown, result = lab._trial.experiment, lab.result
+    shown, result = lab.experiment, lab.result
     assert lab.page["headline"] == headline.format(percent(result.leaked))
     assert shown.answer(result) == 100 * result.leaked and (result.leaked > 0.1) == leaks
     assert ("a token looks at what it shall predict" in lab.text) == (mask == "block, both ways")
@@ -95,7 +95,7 @@ def test_the_map_shows_what_leaks_and_nothing_else(mask: str, headline: str, lea
 
 def test_boxes_stand_around_the_documents_and_ticks_where_they_begin() -> None:
     lab = stepped("leak", documents=5, longest=24, seed=3)
-    shown, lengths = lab._trial.experiment, lab.result.lengths
+    shown, lengths = lab.experiment, lab.result.lengths
     a, b, *_ = lengths
     assert drawn(shown.boxes)[:5] == [(0, 0), (a, 0), (a, a), (0, a), (0, 0)]
     assert drawn(shown.boxes)[6:8] == [(a, a), (a + b, a)]
@@ -106,7 +106,7 @@ def test_boxes_stand_around_the_documents_and_ticks_where_they_begin() -> None:
 
 def test_every_way_to_label_is_a_bar_and_the_right_one_a_dot() -> None:
     lab = stepped("boundary")
-    shown, result = lab._trial.experiment, lab.result
+    shown, result = lab.experiment, lab.result
     assert drawn(shown.right) == [(100 * result.ways[0].relative_error, 3)] and drawn(shown.bars[0]) == []
     for at, way in enumerate(result.ways[1:], 1):
         assert drawn(shown.bars[at]) == [(0, 3 - at), (100 * way.relative_error, 3 - at)]
@@ -122,7 +122,7 @@ def test_every_way_to_label_is_a_bar_and_the_right_one_a_dot() -> None:
 
 def test_learned_positions_get_a_cross_and_rotary_ones_a_dot() -> None:
     lab = stepped("positions")
-    shown, kinds = lab._trial.experiment, lab.result.kinds
+    shown, kinds = lab.experiment, lab.result.kinds
     assert drawn(shown.wrong) == [(kinds[1].relative_error, 2)]
     assert drawn(shown.right) == [(kinds[at].relative_error, 3 - at) for at in (0, 2, 3)]
     assert {x for x, _ in drawn(shown.bound)} == {max(kind.tolerance.value for kind in kinds)}
@@ -135,7 +135,7 @@ def test_learned_positions_get_a_cross_and_rotary_ones_a_dot() -> None:
 
 def test_the_curves_go_through_dots_and_crosses() -> None:
     lab = stepped("mixture", share=0.5)
-    shown, result = lab._trial.experiment, lab.result
+    shown, result = lab.experiment, lab.result
     for curve, cosines in zip(shown.curves, result.cosines, strict=True):
         assert drawn(curve) == list(zip((100 * result.shares).tolist(), cosines.tolist(), strict=True))
     for marks, way in zip((shown.right, shown.wrong), result.ways, strict=True):
@@ -150,7 +150,7 @@ def test_the_curves_go_through_dots_and_crosses() -> None:
 
 def test_the_weights_are_drawn_step_by_step() -> None:
     lab = stepped("order")
-    shown, result = lab._trial.experiment, lab.result
+    shown, result = lab.experiment, lab.result
     assert drawn(shown.dots) == drawn(shown.line) == [(at, 100 * each) for at, each in enumerate(result.apart.tolist())]
     assert shown.answer(result) == 100 * result.end and shown.end.get_text() == percent(result.end)
     assert lab.page["headline"] == f"The same examples, another order: weights {percent(result.end)} apart"

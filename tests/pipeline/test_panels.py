@@ -38,7 +38,7 @@ def stepped(name: str, **values: object) -> Lab:
 
 
 def shown(lab: Lab) -> Any:
-    return lab._trial.experiment
+    return lab.experiment
 
 
 def test_the_weights_of_a_mean_of_means() -> None:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import labkit
-from labkit.declare import Range
+from labkit.declare import Range, parameters
 from labkit.frame import cell_panels
 from labkit.frame.style import Page
 from labkit.labs import Lab
@@ -61,7 +61,7 @@ def test_every_extreme_is_drawn_or_refused_in_one_sentence_whose_remedy_is_true(
 @pytest.mark.parametrize("name", [kind.name for kind in EXPERIMENTS if kind.name not in QUICK])
 def test_long_experiments_run_at_their_smallest_and_can_be_predicted(name: str) -> None:
     lab = labkit.labs.roofline(name)
-    lab.set(**{n: p.rule.low for n, p in lab._trial.parameters.items() if isinstance(p.rule, Range)})
+    lab.set(**{n: p.rule.low for n, p in parameters(lab.experiment.run).items() if isinstance(p.rule, Range)})
     lab.predict(2)
     lab.step()
     assert lab.result.progress == 1 and lab.score is not None
@@ -84,7 +84,7 @@ def test_what_is_drawn_is_the_lower_of_two_limits(moves: list[dict[str, Any]]) -
     lab.mode = "live"
     for values in moves:
         lab.set(**values)
-    experiment, now = lab._trial.experiment, lab.values
+    experiment, now = lab.experiment, lab.values
     (x,), (y,) = experiment.dot.get_data()
     assert (x, y) == (now["intensity"], min(now["intensity"] * now["bandwidth"], now["ceiling"]))
     low, high = experiment.axes.get_ylim()

@@ -44,7 +44,7 @@ def stepped(name: str, **values: object) -> Lab:
 
 
 def shown(lab: Lab) -> Any:
-    return lab._trial.experiment
+    return lab.experiment
 
 
 def test_the_sweep_draws_dots_the_line_and_its_launches(clock: Clock) -> None:
