@@ -116,6 +116,16 @@ def gradient(model: nn.Module) -> list[Tensor]:
     return [torch.zeros_like(p.data) if p.grad is None else p.grad.detach().clone() for p in model.parameters()]
 
 
+def gradient_of(model: nn.Module, loss: Tensor) -> Tensor:
+    """The gradient of one loss in all of a model's parameters, flat, float64 on the CPU; .grad is left alone.
+
+    >>> model = nn.Linear(2, 1, bias=False)
+    >>> gradient_of(model, model(torch.tensor([3.0, 4.0])).sum())
+    tensor([3., 4.], dtype=torch.float64)
+    """
+    return flat(torch.autograd.grad(loss, list(model.parameters())))
+
+
 def flat(tensors: Iterable[Tensor]) -> Tensor:
     """Tensors as one float64 vector on the CPU, in order.
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from labkit.errors import LabError
+from labkit.fit import gradient_of
 
 IGNORE = -100
 VOCABULARY = 128
@@ -61,6 +62,18 @@ def sequence_gradients(model: nn.Module, microbatches: Sequence[tuple[Tensor, Te
             parts = torch.autograd.grad(loss, parameters, materialize_grads=True)
             rows.append(torch.cat([part.reshape(-1) for part in parts]).cpu())
     return torch.stack(rows)
+
+
+def microbatch_gradients(model: nn.Module, microbatches: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """The summed-loss gradient of every microbatch by itself, from a forward and a backward of its own.
+
+    >>> pair = torch.tensor([[8, 0], [3, 2]]), torch.tensor([[1, 1], [1, 1]])
+    >>> microbatch_gradients(Scalar(), [pair])
+    tensor([[11.]], dtype=torch.float64)
+
+    Shapes: [K, P], float64 on the CPU. Leaves .grad alone.
+    """
+    return torch.stack([gradient_of(model, next_token_loss(model, *each)) for each in microbatches])
 
 
 class Scalar(nn.Module):

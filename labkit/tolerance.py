@@ -26,6 +26,26 @@ class Tolerance:
         return f"2 · n u/(1 − n u) · Σ|terms|/|Σ| = {self.value:.2g}, with {parts}"
 
 
+class Compared:
+    """A result that holds how far it is from the correct one, and how far rounding alone may take it.
+
+    >>> @dataclass(frozen=True)
+    ... class Result(Compared):
+    ...     relative_error: float
+    ...     tolerance: Tolerance
+    >>> Result(1e-13, tolerance([torch.ones(1)], count=1000, dtype=torch.float64)).equal
+    True
+    """
+
+    relative_error: float
+    tolerance: Tolerance
+
+    @property
+    def equal(self) -> bool:
+        """Whether rounding explains the whole difference."""
+        return self.relative_error <= self.tolerance.value
+
+
 def unit_roundoff(dtype: torch.dtype) -> float:
     """The largest relative error of one rounded operation.
 

@@ -12,7 +12,16 @@ from torch import nn
 
 from labkit.corpus import batch
 from labkit.errors import LabError
-from labkit.nets import IGNORE, Scalar, Transformer, next_token_loss, norm, sequence_gradients, valid_tokens
+from labkit.nets import (
+    IGNORE,
+    Scalar,
+    Transformer,
+    microbatch_gradients,
+    next_token_loss,
+    norm,
+    sequence_gradients,
+    valid_tokens,
+)
 
 torch.set_num_threads(1)
 
@@ -104,11 +113,12 @@ def test_dropout_is_off_unless_asked_for() -> None:
     assert not any(isinstance(each, nn.Dropout) for each in still.modules())
 
 
-def test_sequence_gradients_add_up_to_the_batch() -> None:
+@pytest.mark.parametrize(("gradients", "count"), [(sequence_gradients, 4), (microbatch_gradients, 2)])
+def test_gradients_of_the_parts_add_up_to_the_batch(gradients: Any, count: int) -> None:
     model = Transformer(dtype=torch.float64)
     tokens, labels = batch(0, 4)
-    rows = sequence_gradients(model, [(tokens[:3], labels[:3]), (tokens[3:], labels[3:])])
-    assert rows.shape == (4, sum(p.numel() for p in model.parameters()))
+    rows = gradients(model, [(tokens[:3], labels[:3]), (tokens[3:], labels[3:])])
+    assert rows.shape == (count, sum(p.numel() for p in model.parameters()))
     assert all(p.grad is None for p in model.parameters())
     next_token_loss(model, tokens, labels).backward()
     whole = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])

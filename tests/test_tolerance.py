@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from labkit.accumulation import WINDOW, compare
 from labkit.corpus import batch, split
 from labkit.errors import LabError
 from labkit.nets import Transformer
-from labkit.tolerance import depth, gamma, tolerance, unit_roundoff
+from labkit.tolerance import Compared, Tolerance, depth, gamma, tolerance, unit_roundoff
 
 torch.set_num_threads(1)
 
@@ -32,6 +33,17 @@ def test_the_formula_by_hand() -> None:
     assert tolerance(terms, count=8, dtype=torch.float32, result=1.0).cancellation == pytest.approx(10)
     for part in ("n = 10", "u = 6e-08", "3.16", f"{found.value:.2g}"):
         assert part in str(found)
+
+
+def test_a_result_is_equal_up_to_its_tolerance_and_never_where_its_error_is_no_number() -> None:
+    @dataclass(frozen=True)
+    class Result(Compared):
+        relative_error: float
+        tolerance: Tolerance
+
+    bound = tolerance([torch.ones(1)], count=10, dtype=torch.float64)
+    errors = (0.0, bound.value, math.nextafter(bound.value, 1), math.nan)
+    assert [Result(error, bound).equal for error in errors] == [True, True, False, False]
 
 
 def test_unit_roundoff_and_depth() -> None:

@@ -22,7 +22,7 @@ from labkit.errors import LabError
 from labkit.fit import Distance, Weights, distance, fit, flat, gradient, per_layer
 from labkit.nets import IGNORE, Transformer, sequence_gradients
 from labkit.rules import Rule
-from labkit.tolerance import Tolerance, depth, tolerance
+from labkit.tolerance import Compared, Tolerance, depth, tolerance
 
 ALL = tuple(each.word for each in rules.TABLE.values() if each.topic == "accumulation")
 WINDOW = tuple(word for word in ALL if rules.TABLE[word].needs != "steps")
@@ -51,7 +51,7 @@ def token_weights(counts: Sequence[int] | Tensor, rule: str) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison(Distance):
+class Comparison(Distance, Compared):
     """The gradient that a rule left behind, beside the right one, and the weights it is made of."""
 
     rule: str = quantity("the method's word")
@@ -66,11 +66,6 @@ class Comparison(Distance):
     condition: float = quantity("how much the fit may enlarge an error")
     indistinguishable: tuple[tuple[int, ...], ...] = quantity("sequences whose gradients cannot be told apart")
     tolerance: Tolerance = quantity("relative error that rounding alone explains")
-
-    @property
-    def equal(self) -> bool:
-        """Whether rounding explains the whole difference."""
-        return self.relative_error <= self.tolerance.value
 
 
 def compare(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from labkit.corpus import Batch, Seed, Shortest, batch, split
 from labkit.declare import Range, Switch, quantity
 from labkit.errors import LabError
-from labkit.fit import distance, flat
+from labkit.fit import distance, flat, gradient_of
 from labkit.nets import IGNORE, Transformer, next_token_loss, valid_tokens
 from labkit.tolerance import Tolerance, depth, tolerance
 
@@ -162,7 +162,7 @@ def _terms(net: Net, parts: list[Examples]) -> list[Tensor]:
     """What each part adds to the update."""
     B, step = sum(len(y) for _, y, _ in parts), 0.05
     losses = [((net(x, kept) - y) ** 2).sum() / B for x, y, kept in parts]
-    return [step * flat(torch.autograd.grad(loss, list(net.parameters()))) for loss in losses]
+    return [step * gradient_of(net, loss) for loss in losses]
 
 
 # The microbatch without a valid target.
@@ -256,5 +256,5 @@ def _contributions(name: str, model: nn.Module, microbatches: list[Batch]) -> tu
     for tokens, labels in microbatches:
         loss = POLICIES[name](model, tokens, labels, N, K)
         losses.append(loss.item())
-        parts.append(flat(torch.autograd.grad(loss, list(model.parameters()))))
+        parts.append(gradient_of(model, loss))
     return losses, torch.stack(parts)

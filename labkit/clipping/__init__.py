@@ -18,15 +18,15 @@ from labkit.clipping.scaling import underflow as underflow
 from labkit.corpus import Seed, Sequences, Steps, batch, split
 from labkit.declare import Choice, Range, quantity
 from labkit.fit import Distance, distance, fit, flat, gradient
-from labkit.nets import Transformer, next_token_loss, valid_tokens
+from labkit.nets import Transformer, microbatch_gradients, valid_tokens
 from labkit.rules import Microbatches
-from labkit.tolerance import Tolerance, depth, tolerance
+from labkit.tolerance import Compared, Tolerance, depth, tolerance
 
 Threshold = Annotated[float, Range(0.01, 1e5, log=True, help="c, the longest gradient that may be stepped with")]
 
 
 @dataclass(frozen=True, eq=False)
-class Ordered(Distance):
+class Ordered(Distance, Compared):
     """The gradient that an order stepped with, beside clip-once's, and the weights it is made of."""
 
     rule: str = quantity("the order's word")
@@ -40,11 +40,6 @@ class Ordered(Distance):
     residual: float = quantity("share of the gradient that no weights explain")
     condition: float = quantity("how much the fit may enlarge an error")
     tolerance: Tolerance = quantity("relative error that rounding alone explains")
-
-    @property
-    def equal(self) -> bool:
-        """Whether rounding explains the whole difference."""
-        return self.relative_error <= self.tolerance.value
 
 
 def orders(
@@ -91,9 +86,7 @@ def orders(
 def taken_apart(model: nn.Module, microbatches: Microbatches, scale: float, max_norm: float) -> Parts:
     """The gradient of every microbatch by itself, from a backward of its own, unscaled."""
     counts = torch.tensor([valid_tokens(labels) for _, labels in microbatches], dtype=torch.float64)
-    losses = (next_token_loss(model, *each) for each in microbatches)
-    rows = torch.stack([flat(torch.autograd.grad(loss, list(model.parameters()))) for loss in losses])
-    return Parts(rows / counts.sum(), counts / counts.sum(), scale, max_norm)
+    return Parts(microbatch_gradients(model, microbatches) / counts.sum(), counts / counts.sum(), scale, max_norm)
 
 
 def stepped_with(order: Order, model: nn.Module, microbatches: Microbatches, scale: float, max_norm: float) -> Tensor:

@@ -13,9 +13,9 @@ from labkit import workers
 from labkit.corpus import Batch, Seed, Shortest, batch, split
 from labkit.data_parallel.rank_losses import RECIPES, Plain, ranked, sent, weights
 from labkit.declare import Choice, Range, quantity
-from labkit.fit import Distance, distance, fit, flat
-from labkit.nets import Transformer, next_token_loss, valid_tokens
-from labkit.tolerance import Tolerance, depth, tolerance
+from labkit.fit import Distance, distance, fit, gradient_of
+from labkit.nets import Transformer, microbatch_gradients, next_token_loss, valid_tokens
+from labkit.tolerance import Compared, Tolerance, depth, tolerance
 
 Ranks = Annotated[int, Range(1, 4, unit="ranks", help="W, processes with a replica of the model each")]
 Steps = Annotated[int, Range(1, 4, unit="microbatches", help="K, microbatches of each rank in one optimizer step")]
@@ -63,15 +63,10 @@ class Share:
 def share(microbatches: list[list[Batch]], seed: int) -> Share:
     """The right gradient: the whole batch in one forward and one backward, float64, in this process."""
     model = Transformer(seed=seed, dtype=torch.float64)
-    parameters = list(model.parameters())
-
-    def summed(tokens: Tensor, labels: Tensor) -> Tensor:
-        return flat(torch.autograd.grad(next_token_loss(model, tokens, labels, "sum"), parameters))
-
     every = [each for rank in microbatches for each in rank]
     tokens, labels = (torch.cat(parts) for parts in zip(*every, strict=True))
-    right = summed(tokens, labels) / valid_tokens(labels)
-    return Share(model, microbatches, torch.stack([summed(*each) for each in every]), right)
+    right = gradient_of(model, next_token_loss(model, tokens, labels)) / valid_tokens(labels)
+    return Share(model, microbatches, microbatch_gradients(model, every), right)
 
 
 def drawn(ranks: int, K: int, shortest: int, seed: int) -> list[list[Batch]]:
@@ -90,7 +85,7 @@ def apart(gradients: Sequence[Tensor], right: Tensor) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Recipe(Distance):
+class Recipe(Distance, Compared):
     """The first rank's gradient beside the right one, and the weights that every rank's gradient is made of."""
 
     recipe: str = quantity("the recipe's word")
@@ -102,11 +97,6 @@ class Recipe(Distance):
     residual: float = quantity("share of the first rank's gradient that no weights explain")
     apart: float = quantity("how far another rank's gradient is from the first one's, ‖g_r − g_0‖ / ‖G‖")
     tolerance: Tolerance = quantity("relative error that rounding alone explains")
-
-    @property
-    def equal(self) -> bool:
-        """Whether rounding explains the whole difference."""
-        return self.relative_error <= self.tolerance.value
 
 
 def recipes(

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from labkit import workers
 from labkit.data_parallel.compare import Ranks
 from labkit.declare import Range, Switch, quantity
-from labkit.fit import distance, flat, gradient
+from labkit.fit import distance, flat, gradient, gradient_of
 from labkit.tolerance import depth, tolerance
 
 LAYERS, WIDTH = 4, 16
@@ -121,4 +121,4 @@ def fsdp(
 
 def _one(model: nn.Module, x: Tensor, B: int) -> Tensor:
     """What one example adds to the gradient."""
-    return flat(torch.autograd.grad(model(x[None]).square().sum() / B, list(model.parameters())))
+    return gradient_of(model, model(x[None]).square().sum() / B)

@@ -20,7 +20,7 @@ from labkit.errors import LabError
 from labkit.fit import distance, flat, gradient
 from labkit.memory.graphs import classic as classic
 from labkit.memory.saved_tensors import Length, Net, rounding, size, watch
-from labkit.tolerance import Tolerance
+from labkit.tolerance import Compared, Tolerance
 
 GlobalBatch = Annotated[int, Range(2, 32, unit="sequences", help="sequences of one optimizer step")]
 Microbatch = Annotated[int, Range(1, 32, unit="sequences", help="b, sequences of one microbatch")]
@@ -135,18 +135,13 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Parts:
+class Parts(Compared):
     """One step on the full batch beside the same step on microbatches."""
 
     full: Step = quantity("the full batch in one")
     cut: Step = quantity("in microbatches")
     relative_error: float = quantity("‖g − G‖ / ‖G‖, G the full batch's gradient")
     tolerance: Tolerance = quantity("relative error that rounding alone explains")
-
-    @property
-    def equal(self) -> bool:
-        """Whether rounding explains the whole difference of the gradients."""
-        return self.relative_error <= self.tolerance.value
 
 
 def parts(

@@ -15,7 +15,7 @@ from labkit.declare import Choice, Range, quantity
 from labkit.fit import distance, flat, gradient
 from labkit.memory.saved_tensors import Length, Loop, Net, Timeline, rounding, watch
 from labkit.nets import next_token_loss, valid_tokens
-from labkit.tolerance import Tolerance
+from labkit.tolerance import Compared, Tolerance
 
 
 def summed_loss(model: nn.Module, microbatches: Sequence[Batch]) -> None:
@@ -71,7 +71,7 @@ LOOPS: dict[str, Loop] = {
 
 
 @dataclass(frozen=True)
-class Classic:
+class Classic(Compared):
     """One window by backward in the loop, by another loop, and with checkpointing."""
 
     loop: str = quantity("the loop beside backward in the loop")
@@ -86,11 +86,6 @@ class Classic:
     def ratio(self) -> float:
         """The other loop's peak over the right one's."""
         return self.other.peak / self.right.peak
-
-    @property
-    def equal(self) -> bool:
-        """Whether rounding explains the whole difference of the gradients."""
-        return self.relative_error <= self.tolerance.value
 
 
 def classic(

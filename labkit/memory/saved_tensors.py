@@ -15,8 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from labkit.corpus import Batch
 from labkit.declare import Range, quantity
-from labkit.fit import flat
-from labkit.nets import Transformer, next_token_loss, norm, valid_tokens
+from labkit.nets import Transformer, microbatch_gradients, norm, valid_tokens
 from labkit.tolerance import Tolerance, depth, tolerance
 
 Length = Annotated[int, Range(8, 64, log=True, unit="tokens", help="T, tokens of a sequence, padding too")]
@@ -160,6 +159,4 @@ def rounding(seed: int, length: int, microbatches: Sequence[Batch]) -> Tolerance
     True
     """
     model, N = Net(seed, length), sum(valid_tokens(labels) for _, labels in microbatches)
-    losses = [next_token_loss(model, tokens, labels) / N for tokens, labels in microbatches]
-    terms = [flat(torch.autograd.grad(loss, list(model.parameters()))) for loss in losses]
-    return tolerance(terms, count=N, depth=depth(model), dtype=torch.float64)
+    return tolerance(microbatch_gradients(model, microbatches) / N, count=N, depth=depth(model), dtype=torch.float64)

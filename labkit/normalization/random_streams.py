@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from labkit.fit import flat
+from labkit.fit import gradient_of
 from labkit.images import CLASSES, SIZE
 
 UNITS = (24, 12)  # of the two hidden layers, both followed by dropout
@@ -90,5 +90,5 @@ def contributions(net: Net, images: Tensor, labels: Tensor, masks: Tensor, sizes
     rows = []
     for x, y, kept in zip(images.split(sizes), labels.split(sizes), masks.split(sizes), strict=True):
         loss = F.cross_entropy(net(x, kept), y, reduction="sum") / len(labels)
-        rows.append(flat(torch.autograd.grad(loss, list(net.parameters()))))
+        rows.append(gradient_of(net, loss))
     return torch.stack(rows)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from labkit.declare import Choice, Range, Switch, percent, quantity
-from labkit.fit import Distance, distance, flat
+from labkit.fit import Distance, distance, gradient_of
 from labkit.images import ConvNet, Images, Seed, draw, split
 from labkit.normalization.random_streams import (
     UNITS,
@@ -99,7 +99,7 @@ def by_recomputation(s: Setting) -> Met:
         for images, labels in zip(s.images.split(s.sizes), s.labels.split(s.sizes), strict=True):
             logits = checkpoint(masked, images, use_reentrant=False, preserve_rng_state=s.aligned)
             loss = F.cross_entropy(logits, labels, reduction="sum") / len(s.labels)
-            found.append(flat(torch.autograd.grad(loss, list(s.net.parameters()))))
+            found.append(gradient_of(s.net, loss))
     forward, again = torch.cat(met[::2]), torch.cat(met[1::2])
     right = contributions(s.net, s.images, s.labels, forward, [len(forward)])
     return forward.sign(), again.sign(), torch.stack(found), right[0]

@@ -14,13 +14,13 @@ from torch import Tensor
 from labkit import corpus
 from labkit.corpus import Seed
 from labkit.declare import Choice, Range, quantity
-from labkit.fit import distance
+from labkit.fit import distance, gradient_of
 from labkit.nets import IGNORE
 from labkit.packing import rows
 from labkit.packing.mixing import mixture as mixture
 from labkit.packing.mixing import order as order
-from labkit.packing.rows import Reader, document_of, gradient_of, one_by_one, positions_of, summed_loss, texts
-from labkit.tolerance import Tolerance
+from labkit.packing.rows import Reader, document_of, one_by_one, positions_of, summed_loss, texts
+from labkit.tolerance import Compared, Tolerance
 
 Documents = Annotated[int, Range(2, 5, unit="documents", help="documents packed into one row")]
 Longest = Annotated[int, Range(8, 24, unit="tokens", help="the longest document; the shortest may have 4")]
@@ -237,18 +237,13 @@ def read(model: Reader, row: Sequence[Tensor], *, reset: bool = True) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Positioned:
+class Positioned(Compared):
     """How far a packed row is from the documents one by one, for one kind of positions."""
 
     name: str = quantity("the kind of positions, and whether they restart")
     logits: float = quantity("‖logits − those one by one‖ / ‖those one by one‖")
     relative_error: float = quantity("‖g − G‖ / ‖G‖, G of the documents one by one")
     tolerance: Tolerance = quantity("relative error that rounding alone explains")
-
-    @property
-    def equal(self) -> bool:
-        """Whether rounding explains the whole difference of the gradient."""
-        return self.relative_error <= self.tolerance.value
 
 
 @dataclass(frozen=True)

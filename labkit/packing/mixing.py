@@ -20,7 +20,7 @@ from labkit import corpus
 from labkit.corpus import Batch, Seed
 from labkit.declare import Choice, Range, quantity
 from labkit.errors import LabError
-from labkit.fit import distance, fit, flat
+from labkit.fit import distance, fit, flat, gradient_of
 from labkit.nets import IGNORE, Transformer, next_token_loss, valid_tokens
 
 PAIRS = ("docstrings + help", "code + docstrings", "code + help")
@@ -134,9 +134,9 @@ def mixture(
     counts = (of_first, documents - of_first)
     batches = [_batch(name, count, length, seed) for name, count in zip(names, counts, strict=True)]
     model = Transformer(seed=seed, length=length, dtype=torch.float64)
-    alone = [_gradient(model, next_token_loss(model, *each, "mean")) for each in batches]
+    alone = [gradient_of(model, next_token_loss(model, *each, "mean")) for each in batches]
     right = share * alone[0] + (1 - share) * alone[1]
-    found = {name: _gradient(model, loss(model, batches, share)) for name, loss in LOSSES.items()}
+    found = {name: gradient_of(model, loss(model, batches, share)) for name, loss in LOSSES.items()}
     shares = torch.linspace(0, 1, 41, dtype=torch.float64)
     path = shares[:, None] * alone[0] + (1 - shares[:, None]) * alone[1]
     return Mixture(
@@ -156,10 +156,6 @@ def _mixed(name: str, gradient: Tensor, alone: list[Tensor], right: Tensor) -> M
     return Mixed(
         name, float(weights.values[0]), weights.residual, (one, other), distance(gradient, right).relative_error
     )
-
-
-def _gradient(model: Transformer, loss: Tensor) -> Tensor:
-    return flat(torch.autograd.grad(loss, list(model.parameters())))
 
 
 def _batch(name: str, count: int, length: int, seed: int) -> Batch:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from labkit.corpus import batch
-from labkit.fit import flat
+from labkit.fit import gradient_of
 from labkit.nets import IGNORE, VOCABULARY, draw, norm
 from labkit.tolerance import Tolerance, depth, tolerance
 
@@ -186,11 +186,6 @@ def texts(seed: int, documents: int, longest: int) -> list[Tensor]:
 def summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Loss of all targets of a row, in nat: the logits at t are judged by the label at t + 1."""
     return F.cross_entropy(logits[:-1], labels[1:], ignore_index=IGNORE, reduction="sum")
-
-
-def gradient_of(model: Reader, loss: Tensor) -> Tensor:
-    """The loss's gradient in all parameters, flat."""
-    return flat(torch.autograd.grad(loss, list(model.parameters())))
 
 
 @dataclass(frozen=True, eq=False)

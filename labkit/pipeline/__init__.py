@@ -20,13 +20,13 @@ from labkit.pipeline.step import piped, sums
 from labkit.pipeline.timing import bubble as bubble
 from labkit.pipeline.timing import bubbles as bubbles
 from labkit.pipeline.timing import timeline as timeline
-from labkit.tolerance import Tolerance, depth, tolerance
+from labkit.tolerance import Compared, Tolerance, depth, tolerance
 
 # What a loss and scale_grads do together.
 
 
 @dataclass(frozen=True, eq=False)
-class Weighed(Distance):
+class Weighed(Distance, Compared):
     """The gradient of a pipeline step beside that of the full batch, and the weight of each microbatch in it."""
 
     loss: str = quantity("what loss_fn returns for a microbatch")
@@ -37,11 +37,6 @@ class Weighed(Distance):
     predicted_error: float = quantity("relative error that those weights give")
     residual: float = quantity("share of the gradient that no weights explain")
     tolerance: Tolerance = quantity("relative error that rounding alone explains")
-
-    @property
-    def equal(self) -> bool:
-        """Whether rounding explains the whole difference."""
-        return self.relative_error <= self.tolerance.value
 
 
 def losses(

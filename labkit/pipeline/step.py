@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit import workers
-from labkit.fit import flat
+from labkit.fit import gradient_of
 from labkit.pipeline.stages import chunks, token_sum
 
 Batch = tuple[Tensor, Tensor]
@@ -40,6 +40,5 @@ def sums(whole: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
     >>> sums(model(2, seed=0), *data(3, seed=0)).shape
     torch.Size([3, 10432])
     """
-    parameters = list(whole.parameters())
     losses = [token_sum(whole(x), y, 1) for x, y in zip(tokens.split(1), targets.split(1), strict=True)]
-    return torch.stack([flat(torch.autograd.grad(loss, parameters)) for loss in losses])
+    return torch.stack([gradient_of(whole, loss) for loss in losses])
