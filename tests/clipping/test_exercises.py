@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from labkit import check
-from labkit.clipping import ordering as orders
+from labkit.clipping import ordering
 from labkit.clipping.exercises import CASES, NEXT_SCALE
 from labkit.clipping.exercises.faults import ALL, CLIPPED, SHARED, UNSCALED, predicted
 from labkit.clipping.ordering import Parts
@@ -325,9 +325,9 @@ def test_a_wrong_step_is_told_in_the_sentence_meant_for_it(step: Step, passes: i
         assert each in verdict.sentence, verdict.sentence
 
 
-@pytest.mark.parametrize("word", [word for word in orders.ORDERS if word != "clip-once"])
+@pytest.mark.parametrize("word", [word for word in ordering.ORDERS if word != "clip-once"])
 def test_every_wrong_order_of_the_table_fails(word: str) -> None:
-    assert not check.clipped_step(orders.ORDERS[word][0]).passed
+    assert not check.clipped_step(ordering.ORDERS[word][0]).passed
 
 
 def test_the_inf_of_a_skipped_step_may_not_stay() -> None:

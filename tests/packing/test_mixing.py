@@ -20,9 +20,8 @@ from labkit.declare import parameters
 from labkit.errors import LabError
 from labkit.fit import distance, flat
 from labkit.nets import IGNORE, Transformer, sequence_gradients, valid_tokens
-from labkit.packing import mixing as mixture
-from labkit.packing.mixing import DIVISORS, ORDERS, PAIRS, _ordered, domain, epoch, order
-from labkit.packing.mixing import mixture as mixed
+from labkit.packing import mixing
+from labkit.packing.mixing import DIVISORS, ORDERS, PAIRS, _ordered, domain, epoch, mixture, order
 from tests.strategies import forbidden, settings_of
 
 torch.set_num_threads(1)
@@ -50,7 +49,7 @@ def test_without_a_source_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         raise ImportError
 
     domain.cache_clear()
-    monkeypatch.setattr(mixture.importlib, "import_module", gone)
+    monkeypatch.setattr(mixing.importlib, "import_module", gone)
     with pytest.raises(LabError, match="help = 0 documents in this Python: try a Python that comes with"):
         domain("help")
     domain.cache_clear()
@@ -59,10 +58,10 @@ def test_without_a_source_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 # Weights of the mixture.
 
 
-@given(settings_of(mixed))
+@given(settings_of(mixture))
 @settings(max_examples=12)
 def test_by_documents_the_tokens_decide_and_by_tokens_the_mixture_does(values: dict[str, Any]) -> None:
-    found = mixed(**values)
+    found = mixture(**values)
     tokens, documents = found.tokens, found.documents
     by_tokens, by_documents = found.ways
     assert by_tokens.share == pytest.approx(found.wanted, abs=1e-9) and by_tokens.relative_error < 1e-12
@@ -74,13 +73,13 @@ def test_by_documents_the_tokens_decide_and_by_tokens_the_mixture_does(values: d
 
 @pytest.mark.parametrize(("share", "counts"), [(0.1, (1, 3)), (0.9, (3, 1)), (0.4, (2, 2)), (0.7, (3, 1))])
 def test_documents_are_rounded_and_there_is_one_of_each(share: float, counts: tuple[int, int]) -> None:
-    found = mixed(share=share, documents=4, length=32)
+    found = mixture(share=share, documents=4, length=32)
     assert found.documents == counts and found.ways[0].share == pytest.approx(share)
 
 
 @pytest.mark.parametrize("texts", PAIRS)
 def test_cosines_and_error_by_each_gradient_by_itself(texts: str) -> None:
-    found = mixed(texts=texts, share=0.25, documents=8, length=64, seed=3)
+    found = mixture(texts=texts, share=0.25, documents=8, length=64, seed=3)
     model = Transformer(seed=3, length=64, dtype=torch.float64)
     alone = []
     for name, count in zip(found.names, found.documents, strict=True):
@@ -206,7 +205,7 @@ def test_both_start_together_and_there_is_a_value_for_each_step(values: dict[str
 # All of them.
 
 
-@pytest.mark.parametrize("run", [mixed, order])
+@pytest.mark.parametrize("run", [mixture, order])
 @given(data=st.data())
 @settings(max_examples=6)
 def test_what_is_declared_runs_the_same_twice(run: Callable[..., Any], data: st.DataObject) -> None:
@@ -214,7 +213,7 @@ def test_what_is_declared_runs_the_same_twice(run: Callable[..., Any], data: st.
     assert repr(vars(run(**values))) == repr(vars(run(**values))) and torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("run", [mixed, order])
+@pytest.mark.parametrize("run", [mixture, order])
 @given(data=st.data())
 @settings(max_examples=20)
 def test_what_is_not_declared_is_refused(run: Callable[..., Any], data: st.DataObject) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from labkit import LabError, pipeline, workers
 from labkit.device import Spread
-from labkit.pipeline import slicing as slices
+from labkit.pipeline import slicing
 from labkit.pipeline.simulated_stages import Sleeper
 from labkit.pipeline.stages import SCHEDULES, chunks, taken_by
 from labkit.pipeline.timing import Work, idle, kept, modelled_bubble, order, played, works, woven
@@ -189,7 +189,7 @@ def test_a_cut_batch_by_made_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
         return [one, two, two]
 
     monkeypatch.setattr(workers, "run", run)
-    found = slices.measured(8, 64, 16, "GPipe", 3)
+    found = slicing.measured(8, 64, 16, "GPipe", 3)
     assert (found.rows, found.payload, found.bubble) == (8, 4 * 8 * 16, 0.2)
     assert (found.passes.lowest, found.passes.highest) == pytest.approx((4.0, 5.0))  # the slowest rank of each repeat
     assert (found.message.lowest, found.message.highest) == pytest.approx((1.0, 2.0))  # half of there and back
@@ -205,11 +205,11 @@ def test_the_best_is_the_least_and_more_pieces_are_smaller_messages() -> None:
     assert len({each.payload * each.microbatches for each in last.slices}) == 1
     assert last.best.modelled == min(each.modelled for each in last.slices)
     assert last.fastest.step.median == min(each.step.median for each in last.slices)
-    assert all(isinstance(each.step, Spread) and each.step.count == slices.REPEATS for each in last.slices)
+    assert all(isinstance(each.step, Spread) and each.step.count == slicing.REPEATS for each in last.slices)
 
 
 def test_the_parts_of_a_cut_step_are_of_the_stage() -> None:
-    stage, x = slices.Layers(4), torch.tensor([[1.0, -2.0, 3.0, 0.0]])
+    stage, x = slicing.Layers(4), torch.tensor([[1.0, -2.0, 3.0, 0.0]])
     assert stage(x).tolist() == [[1.0, 0.0, 3.0, 0.0]]
-    slices.there_and_back(stage, x)
+    slicing.there_and_back(stage, x)
     assert all(weight.grad is not None and weight.grad.any() for weight in stage.weights) and x.grad is not None

@@ -8,14 +8,13 @@ from typing import Any
 from matplotlib.ticker import FuncFormatter
 
 from labkit import batch
-from labkit.batch import Plan
-from labkit.batch import step_timeline as timeline
+from labkit.batch import Plan, step_timeline
 from labkit.declare import percent, three
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment, tables
 
 
-class Timeline(Experiment[timeline.Timeline]):
+class Timeline(Experiment[step_timeline.Timeline]):
     """Where the time of one optimizer step goes."""
 
     title = "One optimizer step in time"
@@ -40,7 +39,7 @@ class Timeline(Experiment[timeline.Timeline]):
         self.bars = {name: canvas.bar(self.axes, role, linestyle="-") for name, role in roles.items()}
         self.words = [canvas.text(self.axes, ha="left", va="center") for _ in roles]
 
-    def draw(self, canvas: Canvas, result: timeline.Timeline) -> None:
+    def draw(self, canvas: Canvas, result: step_timeline.Timeline) -> None:
         total = result.total
         canvas.frame(self.axes, x=(0, 1.22 * total))
         canvas.ticks(self.axes, x=[0, float(f"{total / 2:.3g}"), float(f"{total:.4g}")])
@@ -52,13 +51,13 @@ class Timeline(Experiment[timeline.Timeline]):
         for at, (words, time) in enumerate(zip(self.words, spent, strict=True)):
             words.set(position=(1.02 * total, 3 - at), text=percent(time / total))
 
-    def answer(self, result: timeline.Timeline) -> float:
+    def answer(self, result: step_timeline.Timeline) -> float:
         return 100 * result.waiting / result.total
 
-    def headline(self, result: timeline.Timeline) -> str:
+    def headline(self, result: step_timeline.Timeline) -> str:
         return f"{percent(result.waiting / result.total)} of {three(result.total)} ms wait for the synchronisation"
 
-    def describe(self, result: timeline.Timeline) -> str:
+    def describe(self, result: step_timeline.Timeline) -> str:
         K, synchronised = (sum(part.name == name for part in result.parts) for name in ("forward", "synchronise"))
         hidden = f", {three(result.hidden)} ms more are hidden beside a backward pass" if result.hidden else ""
         often = "once" if synchronised == 1 else f"{synchronised} times"
@@ -70,12 +69,12 @@ class Timeline(Experiment[timeline.Timeline]):
         )
 
 
-def waits(result: timeline.Timeline) -> list[timeline.Part]:
+def waits(result: step_timeline.Timeline) -> list[step_timeline.Part]:
     """The parts of a step, a synchronisation only from where no backward pass hides it."""
     parts = list(result.parts)
     for at, part in enumerate(parts):
         if part.name == "synchronise":
-            parts[at] = timeline.Part(part.name, result.parts[at - 1].end, part.end)
+            parts[at] = step_timeline.Part(part.name, result.parts[at - 1].end, part.end)
     return parts
 
 

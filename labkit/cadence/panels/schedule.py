@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from labkit.cadence import schedule as schedules
+from labkit.cadence import schedule
 from labkit.declare import percent, show
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
 
 
-class Schedules(Experiment[schedules.Schedules]):
+class Schedules(Experiment[schedule.Schedules]):
     """The learning rate against optimizer steps and samples."""
 
     title = "The schedule"
@@ -18,8 +18,8 @@ class Schedules(Experiment[schedules.Schedules]):
         "Measured: torch's LambdaLR, really stepped; linear warmup, then a cosine. Solid: once a step. Dashed: by the "
         "rule. Below: optimizer steps. Above: the sequences seen until then."
     )
-    run = staticmethod(schedules.schedules)
-    shown = (schedules.warmup_cosine, schedules.stepped)
+    run = staticmethod(schedule.schedules)
+    shown = (schedule.warmup_cosine, schedule.stepped)
 
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("optimizer steps", "learning rate / base", moving="x")
@@ -30,7 +30,7 @@ class Schedules(Experiment[schedules.Schedules]):
         self.end = canvas.text(self.axes, ha="left", va="bottom")
         self.seen = [canvas.text(self.axes, ha=ha, va="bottom", size=0.9) for ha in ("left", "center", "right")]
 
-    def draw(self, canvas: Canvas, result: schedules.Schedules) -> None:
+    def draw(self, canvas: Canvas, result: schedule.Schedules) -> None:
         steps, U = result.updates.tolist(), int(result.updates[-1])
         canvas.frame(self.axes, x=(0, U))
         canvas.ticks(self.axes, x=[0, U // 2, U])
@@ -42,19 +42,19 @@ class Schedules(Experiment[schedules.Schedules]):
             unit = " sequences" if at == U else ""
             words.set(text=f"{int(result.samples[at]):,}{unit}" if at else "", position=(at, 1.02))
 
-    def answer(self, result: schedules.Schedules) -> float:
+    def answer(self, result: schedule.Schedules) -> float:
         return float(result.wrong_ends)
 
-    def headline(self, result: schedules.Schedules) -> str:
+    def headline(self, result: schedule.Schedules) -> str:
         U = int(result.updates[-1])
         return f"The learning rate is 0 after {result.wrong_ends} of {U} optimizer steps"
 
-    def describe(self, result: schedules.Schedules) -> str:
+    def describe(self, result: schedule.Schedules) -> str:
         return (
             f"{result.rule}: warmup ends after {result.wrong_warmup_ends} optimizer steps, meant were "
             f"{result.warmup_ends}. The learning rates add up to {percent(result.area_ratio)} of the right sum. "
-            f"Counted in microbatches, an evaluation every {schedules.EVALUATE_EVERY} runs "
+            f"Counted in microbatches, an evaluation every {schedule.EVALUATE_EVERY} runs "
             f"{result.evaluations_wrong} times, meant were {result.evaluations_right}; a loss scale that grows after "
-            f"{show(schedules.GROWTH_INTERVAL)} grows {result.scaler_growths_wrong} times, meant "
+            f"{show(schedule.GROWTH_INTERVAL)} grows {result.scaler_growths_wrong} times, meant "
             f"were {result.scaler_growths_right}."
         )

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from labkit import clipping
-from labkit.clipping import Clips, Ordered
-from labkit.clipping import ordering as orders
+from labkit.clipping import Clips, Ordered, ordering
 from labkit.clipping.panels.scaling import Overflow, Ranks, Underflow
 from labkit.declare import percent, three
 from labkit.frame.canvas import Canvas
@@ -37,7 +36,7 @@ class Orders(Experiment[Ordered]):
 
     def source(self) -> str:
         """All orders, then what runs them."""
-        shown: list[Any] = [order for order, _ in orders.ORDERS.values()]
+        shown: list[Any] = [order for order, _ in ordering.ORDERS.values()]
         shown += [clipping.refusal, clipping.stepped_with, clipping.orders]
         return sources(*shown)
 
@@ -128,7 +127,7 @@ class Clip(Experiment[Clips]):
         "running both loops. Thin line: that threshold."
     )
     run = staticmethod(clipping.clip)
-    shown = (orders.clip_once, orders.clip_per_microbatch)
+    shown = (ordering.clip_once, ordering.clip_per_microbatch)
     aspect = 0.5
 
     def layout(self, canvas: Canvas) -> None:

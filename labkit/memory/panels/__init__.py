@@ -16,8 +16,7 @@ from labkit import memory, rules
 from labkit.declare import percent
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
-from labkit.memory import Step, Sweep
-from labkit.memory import saved_tensors as kept
+from labkit.memory import Step, Sweep, saved_tensors
 from labkit.memory.panels.graphs import MB, Classic, amount, equality, top_tick
 
 
@@ -32,7 +31,7 @@ class Kept(Experiment[Sweep]):
         "Dots: K microbatches, one after the other. Rings: one microbatch alone. Line: fitted."
     )
     run = staticmethod(memory.kept)
-    shown = (rules.token_mean, kept.watch)
+    shown = (rules.token_mean, saved_tensors.watch)
 
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("sequences in a microbatch, b", "kept at once (MB)", moving="xy")
@@ -101,7 +100,7 @@ class Parts(Experiment[memory.Parts]):
         "full batch, K = 1. Blue: the microbatches. Left out: what lives for one operation only."
     )
     run = staticmethod(memory.parts)
-    shown = (rules.token_mean, kept.watch, memory.step)
+    shown = (rules.token_mean, saved_tensors.watch, memory.step)
     aspect = 0.5
 
     def layout(self, canvas: Canvas) -> None:

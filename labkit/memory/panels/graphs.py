@@ -10,8 +10,7 @@ from labkit import rules
 from labkit.declare import percent, three
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment, sources
-from labkit.memory import graphs
-from labkit.memory import saved_tensors as kept
+from labkit.memory import graphs, saved_tensors
 from labkit.memory.saved_tensors import Timeline
 from labkit.tolerance import Tolerance
 
@@ -52,7 +51,7 @@ class Classic(Experiment[graphs.Classic]):
 
     def source(self) -> str:
         """The right loop, the others, then what compares them."""
-        shown: list[Any] = [rules.token_mean, *graphs.LOOPS.values(), kept.watch, graphs.classic]
+        shown: list[Any] = [rules.token_mean, *graphs.LOOPS.values(), saved_tensors.watch, graphs.classic]
         return sources(*shown)
 
     def layout(self, canvas: Canvas) -> None:

@@ -9,10 +9,10 @@ import torch
 from labkit.declare import percent, three
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
-from labkit.normalization import running_statistics as running
+from labkit.normalization import running_statistics
 
 
-class Running(Experiment[running.Running]):
+class Running(Experiment[running_statistics.Running]):
     """The running mean, updated once and K times an optimizer step."""
 
     title = "Running statistics"
@@ -22,8 +22,8 @@ class Running(Experiment[running.Running]):
         "Dots and crosses: measured, a torch BatchNorm that starts at 0 on data of mean 3. Lines: the formula. Each "
         "statistic moves once for every forward pass, whatever the optimizer does."
     )
-    run = staticmethod(running.running)
-    shown = (running.effective_momentum, running.kept)
+    run = staticmethod(running_statistics.running)
+    shown = (running_statistics.effective_momentum, running_statistics.kept)
 
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("optimizer steps", "running mean", moving="xy")
@@ -32,7 +32,7 @@ class Running(Experiment[running.Running]):
         self.dots = [canvas.line(self.axes, role, linestyle="none", markersize=6) for role in ("right", "wrong")]
         self.words = [canvas.text(self.axes, va="center", ha="left") for _ in range(2)]
 
-    def draw(self, canvas: Canvas, result: running.Running) -> None:
+    def draw(self, canvas: Canvas, result: running_statistics.Running) -> None:
         updates, U = result.updates.tolist(), int(result.updates[-1])
         runs, formulas = (result.right, result.wrong), (result.right_formula, result.wrong_formula)
         top = 1.08 * max(3.0, *(float(each.max()) for each in (*runs, *formulas)))
@@ -51,13 +51,13 @@ class Running(Experiment[running.Running]):
         for at, (word, end, shift) in enumerate((("one batch", ends[0], -apart), ("K microbatches", ends[1], apart))):
             self.words[at].set(text=word, position=(U + 0.03 * U / (1 - room), min(top * 0.96, end + shift)))
 
-    def answer(self, result: running.Running) -> float:
+    def answer(self, result: running_statistics.Running) -> float:
         return 100 * result.measured_momentum
 
-    def headline(self, result: running.Running) -> str:
+    def headline(self, result: running_statistics.Running) -> str:
         return f"Momentum {three(result.momentum)} acts as {three(result.measured_momentum)}"
 
-    def describe(self, result: running.Running) -> str:
+    def describe(self, result: running_statistics.Running) -> str:
         off = max(
             float((run - formula).norm() / formula.norm())
             for run, formula in ((result.right, result.right_formula), (result.wrong, result.wrong_formula))
@@ -71,7 +71,7 @@ class Running(Experiment[running.Running]):
         )
 
 
-class GroupVariance(Experiment[running.GroupVariance]):
+class GroupVariance(Experiment[running_statistics.GroupVariance]):
     """The variance of a microbatch, by its size."""
 
     title = "Small groups vary less"
@@ -82,8 +82,8 @@ class GroupVariance(Experiment[running.GroupVariance]):
         "Squares divide by b − 1, dots by b; line: (b − 1)/b. Crosses: cut from the images sorted by class, which no "
         "formula of b alone gives."
     )
-    run = staticmethod(running.group_variance)
-    shown = (running.variances,)
+    run = staticmethod(running_statistics.group_variance)
+    shown = (running_statistics.variances,)
 
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("images in a microbatch, b", "variance / S² (%)", log="x", moving="xy")
@@ -98,7 +98,7 @@ class GroupVariance(Experiment[running.GroupVariance]):
         for at, word in enumerate(words):
             canvas.label(self.axes, 0.68, 0.95 - 0.1 * at, word, ha="left", va="center")
 
-    def draw(self, canvas: Canvas, result: running.GroupVariance) -> None:
+    def draw(self, canvas: Canvas, result: running_statistics.GroupVariance) -> None:
         sizes, S2 = result.sizes.tolist(), result.whole
         biased, unbiased, by_class, line = (
             (100 * each / S2).tolist() for each in (result.biased, result.unbiased, result.sorted, result.predicted)
@@ -116,13 +116,13 @@ class GroupVariance(Experiment[running.GroupVariance]):
         self.unbiased.set_data(sizes, unbiased)
         self.sorted.set_data(sizes, by_class)
 
-    def answer(self, result: running.GroupVariance) -> float:
+    def answer(self, result: running_statistics.GroupVariance) -> float:
         return 100 * float(result.biased[0]) / result.whole
 
-    def headline(self, result: running.GroupVariance) -> str:
+    def headline(self, result: running_statistics.GroupVariance) -> str:
         return f"Microbatches of 2 show {percent(float(result.biased[0]) / result.whole)} of the whole variance"
 
-    def describe(self, result: running.GroupVariance) -> str:
+    def describe(self, result: running_statistics.GroupVariance) -> str:
         rows = [
             f"b = {b}: {percent(float(found) / result.whole)}, formula {percent(float(line) / result.whole)}, "
             f"sorted {percent(float(cut) / result.whole)}"
@@ -137,7 +137,7 @@ class GroupVariance(Experiment[running.GroupVariance]):
         )
 
 
-class Padding(Experiment[running.Padding]):
+class Padding(Experiment[running_statistics.Padding]):
     """The padding of each microbatch, and the mean that counts it."""
 
     title = "Padding is regrouped too"
@@ -147,7 +147,7 @@ class Padding(Experiment[running.Padding]):
         "Made lengths and values. Solid: tokens. Dashed: padding, to the longest of the microbatch. Number: its mean "
         "where the padding counts as zeros."
     )
-    run = staticmethod(running.padding)
+    run = staticmethod(running_statistics.padding)
 
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("position in the sequence", "sequence", moving="y")
@@ -158,7 +158,7 @@ class Padding(Experiment[running.Padding]):
         self.cuts = canvas.line(self.axes, "reference", colour="muted")
         self.words = [canvas.text(self.axes, va="center", ha="left", size=0.9) for _ in range(16)]
 
-    def draw(self, canvas: Canvas, result: running.Padding) -> None:
+    def draw(self, canvas: Canvas, result: running_statistics.Padding) -> None:
         B, K = len(result.lengths), len(result.share)
         longest = [int(result.lengths[result.microbatch == m].max()) for m in range(K)]
         rows = [
@@ -180,13 +180,13 @@ class Padding(Experiment[running.Padding]):
             words.set_text(f"mean {float(result.means[m]):.2f}" if m < K else "")
             words.set_position((32.5, (starts[m] + starts[m + 1]) / 2 if m < K else 0))
 
-    def answer(self, result: running.Padding) -> float:
+    def answer(self, result: running_statistics.Padding) -> float:
         return 100 * result.total_share
 
-    def headline(self, result: running.Padding) -> str:
+    def headline(self, result: running_statistics.Padding) -> str:
         return f"{percent(result.one_batch_share)} padding in one batch, {percent(result.total_share)} in microbatches"
 
-    def describe(self, result: running.Padding) -> str:
+    def describe(self, result: running_statistics.Padding) -> str:
         means = ", ".join(f"{float(mean):.2f}" for mean in result.means)
         return (
             f"The tokens have the mean {result.true_mean:.2f}. A normalisation that counts padding sees "

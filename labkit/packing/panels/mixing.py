@@ -9,10 +9,10 @@ from typing import Any
 from labkit.declare import counted, percent, three
 from labkit.frame.canvas import Canvas, even
 from labkit.frame.experiment import Experiment
-from labkit.packing import mixing as mixture
+from labkit.packing import mixing
 
 
-class Mixture(Experiment[mixture.Mixture]):
+class Mixture(Experiment[mixing.Mixture]):
     """The share of two kinds of text, and where the gradient points."""
 
     title = "Weights of a mixture"
@@ -22,8 +22,8 @@ class Mixture(Experiment[mixture.Mixture]):
         "Measured: shares fitted from the gradient. Each curve: cosine of the mixed gradient with one kind's own. "
         "Dots: share by tokens. Crosses: by documents."
     )
-    run = staticmethod(mixture.mixture)
-    shown = (mixture.by_documents, mixture.by_tokens)
+    run = staticmethod(mixing.mixture)
+    shown = (mixing.by_documents, mixing.by_tokens)
 
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("share of the first kind (%)", "cosine with each kind", moving="y")
@@ -39,7 +39,7 @@ class Mixture(Experiment[mixture.Mixture]):
     def tease(self, canvas: Canvas, values: Mapping[str, Any]) -> None:
         canvas.hide(self.axes, 100 * values["share"], 0.6)
 
-    def draw(self, canvas: Canvas, result: mixture.Mixture) -> None:
+    def draw(self, canvas: Canvas, result: mixing.Mixture) -> None:
         low = float(result.cosines.min())
         room = 1 - low
         canvas.frame(self.axes, y=(low - 0.38 * room, 1 + 0.16 * room))
@@ -58,14 +58,14 @@ class Mixture(Experiment[mixture.Mixture]):
         ends = [y for way in result.ways for y in (max(way.cosines), low - 0.04 * room, math.nan)]
         self.drops.set_data(shares, ends)
 
-    def answer(self, result: mixture.Mixture) -> float:
+    def answer(self, result: mixing.Mixture) -> float:
         return 100 * result.ways[1].share
 
-    def headline(self, result: mixture.Mixture) -> str:
+    def headline(self, result: mixing.Mixture) -> str:
         share = percent(result.ways[1].share)
         return f"{percent(result.wanted)} {result.names[0]} by documents is {share} of the gradient"
 
-    def describe(self, result: mixture.Mixture) -> str:
+    def describe(self, result: mixing.Mixture) -> str:
         first, second = result.names
         ways = ". ".join(
             f"{way.name[0].upper()}{way.name[1:]}: {first} weighs {percent(way.share)}, cosine {way.cosines[0]:.3f} "
@@ -80,7 +80,7 @@ class Mixture(Experiment[mixture.Mixture]):
         )
 
 
-class Order(Experiment[mixture.Order]):
+class Order(Experiment[mixing.Order]):
     """The same examples in another order."""
 
     title = "The order of the data"
@@ -90,8 +90,8 @@ class Order(Experiment[mixture.Order]):
         "Measured: two epochs of plain SGD, float64, from the same weights over the same documents. The way: how far "
         "the epoch moved the weights."
     )
-    run = staticmethod(mixture.order)
-    shown = (mixture.token_mean, mixture.fixed_mean, mixture.epoch)
+    run = staticmethod(mixing.order)
+    shown = (mixing.token_mean, mixing.fixed_mean, mixing.epoch)
 
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("optimizer steps", "weights apart (% of the way)", moving="xy")
@@ -101,7 +101,7 @@ class Order(Experiment[mixture.Order]):
         canvas.frame(self.axes, x=(0, 4.6), y=(0, 60))
         canvas.ticks(self.axes, x=[0, 2, 4], y=[0, 30, 60])
 
-    def draw(self, canvas: Canvas, result: mixture.Order) -> None:
+    def draw(self, canvas: Canvas, result: mixing.Order) -> None:
         apart = (100 * result.apart).tolist()
         steps, top = len(apart) - 1, max(*apart, 1.0)
         canvas.frame(self.axes, x=(-0.03 * steps, 1.2 * steps), y=(-0.04 * top, 1.15 * top))
@@ -111,15 +111,15 @@ class Order(Experiment[mixture.Order]):
         self.end.set_text(percent(round(result.end, 9)))
         self.end.set_position((1.04 * steps, apart[-1]))
 
-    def answer(self, result: mixture.Order) -> float:
+    def answer(self, result: mixing.Order) -> float:
         return 100 * result.end
 
-    def headline(self, result: mixture.Order) -> str:
+    def headline(self, result: mixing.Order) -> str:
         if len(result.apart) == 2:
             return "One batch holds all examples, and knows no order"
         return f"The same examples, another order: weights {percent(result.end)} apart"
 
-    def describe(self, result: mixture.Order) -> str:
+    def describe(self, result: mixing.Order) -> str:
         one, other = result.first
         return (
             f"The first batches have {one} and {other} targets. Their gradients differ by "

@@ -17,8 +17,7 @@ from labkit.declare import counted, percent, three
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
 from labkit.noise.panels.batch_size_sweeps import tens
-from labkit.pipeline import Way, Weighed, indivisible_batches, stages
-from labkit.pipeline import step as piped
+from labkit.pipeline import Way, Weighed, indivisible_batches, stages, step
 from labkit.pipeline.indivisible_batches import Outcome
 from labkit.pipeline.panels.timing import Bubble, Cut, Timeline
 
@@ -169,7 +168,7 @@ class Indivisible(Experiment[Outcome]):
         indivisible_batches.refuse,
         stages.divided,
         stages.padded,
-        piped.piped,
+        step.piped,
         stages.gradients,
     )
     aspect = 0.5

@@ -10,9 +10,7 @@ from labkit.device import Spread
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
 from labkit.noise.panels.batch_size_sweeps import tens
-from labkit.pipeline import simulated_stages, stages
-from labkit.pipeline import slicing as slices
-from labkit.pipeline import timing as bubbles
+from labkit.pipeline import simulated_stages, slicing, stages, timing
 from labkit.pipeline.slicing import Slices
 from labkit.pipeline.timing import Bubbles, Timelines, Work
 
@@ -32,10 +30,10 @@ class Timeline(Experiment[Timelines]):
     )
     run = staticmethod(pipeline.timeline)
     shown = (
-        bubbles.order,
-        bubbles.woven,
-        bubbles.played,
-        bubbles.idle,
+        timing.order,
+        timing.woven,
+        timing.played,
+        timing.idle,
         stages.step,
         simulated_stages.Sleep,
         simulated_stages.slept,
@@ -125,7 +123,7 @@ class Bubble(Experiment[Bubbles]):
         "quartiles of three steps. Above the line: messages and a busy machine. The longer the sleep, the less of it."
     )
     run = staticmethod(pipeline.bubbles)
-    shown = (bubbles.bubble, bubbles.modelled_bubble, bubbles.sleeping, bubbles.idle, simulated_stages.slept)
+    shown = (timing.bubble, timing.modelled_bubble, timing.sleeping, timing.idle, simulated_stages.slept)
 
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("M, microbatches", "bubble (%)", log="x", moving="x")
@@ -187,7 +185,7 @@ class Cut(Experiment[Slices]):
         "the line: the library’s own work for each microbatch, and a busy machine."
     )
     run = staticmethod(pipeline.cut)
-    shown = (slices.Layers, slices.there_and_back, slices.echo, slices.taken, slices.sliced, slices.measured)
+    shown = (slicing.Layers, slicing.there_and_back, slicing.echo, slicing.taken, slicing.sliced, slicing.measured)
 
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("M, microbatches of one batch", "one step (ms)", log="xy", moving="xy")
