@@ -14,8 +14,8 @@ from labkit.acceptance import Record, accept
 from labkit.acceptance.record import ADOPT, REJECT
 from labkit.audit import audit, ranks
 from labkit.audit.report import Report
-from labkit.declare import three
 from labkit.errors import LabError
+from labkit.wording import three
 
 RIGHT, FAULTS, NO_VERDICT = 0, 1, 2
 ABOUT = """\

@@ -10,16 +10,14 @@ import dataclasses
 import difflib
 import inspect
 import math
-import numbers
-import re
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from labkit.errors import LabError
+from labkit.wording import as_float, show
 
 Value = float | int | str | bool
-WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Range:
 
     def check(self, name: str, value: object, kind: type) -> float | int:
         """The value as a `kind` (float or int), exactly as given; LabError when it is none or outside."""
-        number = _number(value)
+        number = as_float(value)
         if math.isnan(number):
             raise LabError(f"{name} = {value!r} is not a number: try {self._near(self.low, kind)}")
         if kind is int and math.isfinite(number) and number != int(number):
@@ -137,13 +135,13 @@ def parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
     8
     """
     hints = typing.get_type_hints(function, include_extras=True)
-    found = {}
+    declared = {}
     for name, parameter in inspect.signature(function).parameters.items():
         for rule in getattr(hints.get(name), "__metadata__", ()):
             if isinstance(rule, (Range, Choice, Switch)):
                 kind = typing.get_args(hints[name])[0]
-                found[name] = Parameter(name, kind if kind in (float, int, bool) else str, rule, parameter.default)
-    return found
+                declared[name] = Parameter(name, kind if kind in (float, int, bool) else str, rule, parameter.default)
+    return declared
 
 
 def checked(declared: Mapping[str, Parameter], values: Mapping[str, object]) -> dict[str, Value]:
@@ -153,16 +151,6 @@ def checked(declared: Mapping[str, Parameter], values: Mapping[str, object]) -> 
             near = (difflib.get_close_matches(name, declared, 1, 0.0) or ["no name at all"])[0]
             raise LabError(f"there is no control {name!r} here, only {', '.join(declared) or 'none'}: try {near}")
     return {name: declared[name].check(value) for name, value in values.items()}
-
-
-def _number(value: object) -> float:
-    """The value as a float, NaN where it is no number."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        return math.nan
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
 
 
 def quantity(doc: str, unit: str = "") -> Any:
@@ -175,74 +163,3 @@ def quantity(doc: str, unit: str = "") -> Any:
     'GFLOP/s'
     """
     return dataclasses.field(metadata={"doc": doc, "unit": unit})
-
-
-def show(value: object) -> str:
-    """A value as a person writes it: no trailing zeros, four significant digits unless it is exact.
-
-    >>> show(2.0), show(158.9123), show(0.000125), show(8388608)
-    ('2', '158.9', '0.000125', '8388608')
-    """
-    number = _number(value)
-    if math.isnan(number):
-        return str(value)
-    if math.isfinite(number) and number == int(number) and abs(number) < 1e15:
-        return str(int(number))
-    return f"{number:.4g}"
-
-
-def three(value: float) -> str:
-    """A number with three digits: no measured figure has more.
-
-    >>> three(158.9123), three(8388608), three(1.1749999999999985)
-    ('159', '8390000', '1.18')
-    """
-    return show(float(f"{float(f'{value:.12g}'):.3g}"))  # a tie is a tie, whatever its last bit
-
-
-def whole(value: float) -> str:
-    """A rate as it is said: three digits, in thousands.
-
-    >>> whole(257_432.1), whole(51.23)
-    ('257,000', '51.2')
-    """
-    return f"{float(three(value)):,.0f}" if value >= 1000 else three(value)
-
-
-def percent(share: float) -> str:
-    """A share in per cent, with three digits.
-
-    >>> percent(0.26543)
-    '26.5 %'
-    """
-    return f"{three(100 * share)} %"
-
-
-def counted(number: float, unit: str) -> str:
-    """A number with its unit: of things that are counted, 1 is one.
-
-    >>> counted(1, "microbatches"), counted(2, "rows"), counted(1, "GFLOP/s"), counted(1, "times")
-    ('1 microbatch', '2 rows', '1 GFLOP/s', '1 times')
-    """
-    said = show(number)
-    if said == "1" and unit != "times" and re.fullmatch(r"((good|ignored|optimizer) |all-)?[a-z]{3,}s", unit):
-        unit = unit.removesuffix("s" if not unit.endswith("ches") else "es")
-    return f"{said} {unit}".rstrip()
-
-
-def word(count: int) -> str:
-    """A count as it is said.
-
-    >>> word(4), word(12)
-    ('four', '12')
-    """
-    return WORDS[count] if count < len(WORDS) else str(count)
-
-
-def times(count: int) -> str:
-    """How often.
-
-    >>> times(1), times(2), times(4)
-    ('once', 'twice', 'four times')
-    """
-    return {1: "once", 2: "twice"}.get(count) or f"{word(count)} times"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.declare import Choice, Parameter, Range, Switch, checked, parameters, show
+from labkit.declare import Choice, Parameter, Range, Switch, checked, parameters
 from labkit.errors import LabError
 from tests.made import product
 from tests.strategies import allowed, forbidden
@@ -96,11 +96,6 @@ def test_a_function_without_declarations_has_no_parameters() -> None:
     def bare(x: Annotated[int, "words"] = 3, y: int = 4) -> None: ...
 
     assert parameters(bare) == {}
-
-
-@given(st.floats(-1e300, 1e300))
-def test_numbers_are_shown_within_their_rounding(number: float) -> None:
-    assert float(show(number)) == pytest.approx(number, rel=5.1e-4)
 
 
 def test_choices_and_switches_are_words_of_their_own() -> None:

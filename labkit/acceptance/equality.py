@@ -12,9 +12,9 @@ from labkit.acceptance.record import FAILED, PASSED, UNSURE
 from labkit.acceptance.side import Sided, Trace, Twin
 from labkit.audit.measurements import Fault
 from labkit.audit.references import References
-from labkit.declare import percent, times
 from labkit.errors import LabError
 from labkit.tolerance import Tolerance, depth, tolerance, unit_roundoff
+from labkit.wording import percent, times
 
 INVARIANTS = ("systems", "large-batch")
 NO_TEST = 0.01  # a tolerance above this share would let a fault pass: then nothing was tested

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from labkit.acceptance.equality import NO_TEST
 from labkit.acceptance.record import FAILED, PASSED, UNSURE
 from labkit.acceptance.side import Nudge, Trace
-from labkit.declare import percent, word
+from labkit.wording import percent, word
 
 CONTROLS = (1, 2, 3)  # seeds of the control runs
 

@@ -27,8 +27,9 @@ from labkit.audit.runs import again, built, tried, watched
 from labkit.audit.watch import Watch
 from labkit.audit.window import Sampled, Window
 from labkit.data_parallel import rank_losses
-from labkit.declare import Range, percent, three
+from labkit.declare import Range
 from labkit.errors import LabError
+from labkit.wording import percent, three
 
 ACROSS = ("overflow-disagreement", "reduction-bypassed", "rank-means", "missing-world-factor", "extra-world-factor")
 ORDER = (*ALONE[:2], *ACROSS, *ALONE[2:])  # the weightiest first

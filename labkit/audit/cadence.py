@@ -8,7 +8,7 @@ import torch
 
 from labkit.audit.measurements import Fault, Seen
 from labkit.audit.window import Window
-from labkit.declare import percent, three, times
+from labkit.wording import percent, three, times
 
 
 def steps(window: Window) -> list[Fault]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from labkit.audit.measurements import Fault, Seen, near, solve
 from labkit.audit.window import Clip, Window
-from labkit.declare import three, times
+from labkit.wording import three, times
 
 
 def reached(seen: Seen, window: Window) -> tuple[Tensor, list[Fault]]:

@@ -9,12 +9,12 @@ from typing import Any
 from labkit.audit import Report, audit
 from labkit.audit import probe as probes
 from labkit.audit.bug_hunt.suspects import loss_sum
-from labkit.declare import three
 from labkit.device import quota_threads
 from labkit.errors import LabError
 from labkit.exercise import sandbox
 from labkit.exercise.verdict import Function, Verdict, aside, exercise, refused, within
 from labkit.nets import IGNORE, VOCABULARY
+from labkit.wording import three
 
 EMPTIED = "a microbatch without a valid target"
 # The hidden probes: check, K. Each step is called twice, so that what one window leaves to the next is seen.

@@ -10,7 +10,7 @@ from torch import Tensor
 from labkit.audit.candidate_rules import Named, inverse, named, objective, whole
 from labkit.audit.measurements import SCALELESS, Fault, Judged, Seen, near, solve
 from labkit.audit.references import References
-from labkit.declare import percent, three
+from labkit.wording import percent, three
 
 
 def name(seen: Seen, at: int, judged: Judged) -> list[Fault]:

@@ -8,7 +8,8 @@ import math
 from dataclasses import dataclass
 
 from labkit.audit.measurements import Fault
-from labkit.declare import percent, quantity, three
+from labkit.declare import quantity
+from labkit.wording import percent, three
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from labkit.accumulation.training import STUDENT
 from labkit.cadence.schedule import warmup_cosine
 from labkit.cadence.stepping import Seed
-from labkit.declare import Choice, Range, quantity, three
+from labkit.declare import Choice, Range, quantity
+from labkit.wording import three
 
 BATCH, POINTS, DIRECTIONS = 8, 16, 16
 CURVATURE = torch.logspace(0, -2, DIRECTIONS, dtype=torch.float64)

@@ -16,10 +16,11 @@ from torch import nn
 from labkit.audit import Report, audit, probe
 from labkit.audit.bug_hunt.suspects import loss_sum
 from labkit.casebook import cases
-from labkit.declare import quantity, show
+from labkit.declare import quantity
 from labkit.device import quota_threads
 from labkit.errors import LabError
 from labkit.nets import VOCABULARY
+from labkit.wording import show
 
 Loop = Callable[..., Any]
 Numbers = Mapping[str, float]

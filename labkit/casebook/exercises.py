@@ -14,12 +14,12 @@ from labkit.audit import probe as probes
 from labkit.audit.bug_hunt.suspects import loss_sum
 from labkit.casebook.symptoms import HOW_MANY, Symptom, listed, symptoms
 from labkit.corpus import Window
-from labkit.declare import three, times
 from labkit.device import quota_threads
 from labkit.errors import LabError
 from labkit.exercise import sandbox
 from labkit.exercise.verdict import Function, Verdict, aside, exercise, refused, within
 from labkit.nets import IGNORE, VOCABULARY, Transformer
+from labkit.wording import three, times
 
 # What each word of cadence says of one window: the count, its name, and whether it would be K.
 COUNTED = {

@@ -20,9 +20,9 @@ from matplotlib.text import Text
 from labkit import casebook
 from labkit.casebook import Ran
 from labkit.casebook.entry import says
-from labkit.declare import show, three
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
+from labkit.wording import show, three
 
 LINE = 1.4  # height of a line of words, in units of the page's text
 LETTER = 0.54  # mean width of a letter

@@ -10,9 +10,10 @@ import torch
 
 from labkit.audit import Report, probe
 from labkit.casebook.entry import Case, all
-from labkit.declare import quantity, three
+from labkit.declare import quantity
 from labkit.device import quota_threads
 from labkit.nets import VOCABULARY
+from labkit.wording import three
 
 HOW_MANY = 5
 SHOWN = (  # words that the numbers told here give away

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from labkit.declare import show
 from labkit.exercise import sandbox
 from labkit.exercise.verdict import ROUNDED, Function, Verdict, aside, refused, within
+from labkit.wording import show
 
 
 @dataclass(frozen=True)

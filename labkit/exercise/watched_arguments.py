@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.corpus import Batch
-from labkit.declare import times
+from labkit.wording import times
 
 
 class Watched:

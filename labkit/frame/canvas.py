@@ -19,9 +19,9 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from labkit.declare import show
 from labkit.device import Spread
 from labkit.frame.style import MARKS, Page
+from labkit.wording import show
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 A = TypeVar("A", bound=Artist)

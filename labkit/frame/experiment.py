@@ -8,9 +8,9 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 
-from labkit.declare import show
 from labkit.device import Spread
 from labkit.frame.canvas import Canvas
+from labkit.wording import show
 
 R = TypeVar("R")
 WHERE = "the example in docs/contributing.md"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from labkit.declare import Choice, Parameter, Range, counted
+from labkit.declare import Choice, Parameter, Range
 from labkit.frame.trial import Trial
+from labkit.wording import with_unit
 
 
 def spec(trials: Mapping[str, Trial], current: Trial) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def settings(trial: Trial) -> str:
 
 def _setting(parameter: Parameter, value: Any) -> str:
     if isinstance(parameter.rule, Range):
-        return f"{parameter.label} {counted(value, parameter.rule.unit)}"
+        return f"{parameter.label} {with_unit(value, parameter.rule.unit)}"
     said = ("on" if value else "off") if isinstance(value, bool) else value
     return f"{parameter.label} {said}"
 

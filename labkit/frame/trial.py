@@ -7,10 +7,11 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from labkit.declare import Value, checked, counted, parameters, show
+from labkit.declare import Value, checked, parameters
 from labkit.device import quota_threads
 from labkit.errors import LabError
 from labkit.frame.experiment import Experiment
+from labkit.wording import show, with_unit
 
 
 class Trial:
@@ -126,7 +127,7 @@ class Trial:
         if self.score is None or self.prediction is None:
             return ""
         unit, answer = self.experiment.unit, self.experiment.answer(self.result)
-        said = f"You predicted {counted(self.prediction, unit)}, it is {counted(answer, unit)}"
+        said = f"You predicted {with_unit(self.prediction, unit)}, it is {with_unit(answer, unit)}"
         if self.score < 0.0005:
             return f"{said}: exactly."
         if self.score > 10:

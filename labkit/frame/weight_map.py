@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 
-from labkit.declare import show
 from labkit.frame.canvas import Canvas
+from labkit.wording import show
 
 # Purple to orange through a grey that stands out from a light page and from a dark one: weight 1 is no blank.
 PURPLE_ORANGE = LinearSegmentedColormap.from_list("weights", ["#5e3c99", "#a89cc8", "#c4c4c4", "#fdb863", "#c65a00"])

@@ -13,13 +13,13 @@ from typing import Any
 import anywidget
 import traitlets
 
-from labkit.declare import show
 from labkit.errors import LabError
 from labkit.frame import cell_panels, open_panels, panel
 from labkit.frame.page_state import settings
 from labkit.frame.trial import Trial
 from labkit.learner import class_predictions
 from labkit.learner.prediction_histogram import Tally, close, tally
+from labkit.wording import show
 
 HERE = pathlib.Path(__file__).parent
 OF_LATE = 300.0  # seconds; other settings before that were for another question

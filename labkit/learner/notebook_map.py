@@ -6,9 +6,9 @@ import html
 import itertools
 from collections.abc import Iterable, Sequence
 
-from labkit.declare import show
 from labkit.frame import open_panels
 from labkit.learner import notebooks, one_time_messages, record
+from labkit.wording import show
 
 HEAD = ("notebook, and what you will know", "time", "predictions", "exercises")
 LEFT = "text-align:left;vertical-align:top"

@@ -8,8 +8,9 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from labkit.declare import Value, quantity, show
+from labkit.declare import Value, quantity
 from labkit.learner.class_predictions import Entry
+from labkit.wording import show
 
 MOST = 10  # rows of different numbers; more are put together
 SAME = 5e-4  # numbers this close are one row

@@ -14,12 +14,12 @@ from typing import Any
 
 import labkit
 from labkit import check
-from labkit.declare import show
 from labkit.errors import LabError
 from labkit.frame import open_panels
 from labkit.frame.lab import Lab
 from labkit.learner.notebook_map import Overview, percent
 from labkit.learner.record import Prediction
+from labkit.wording import show
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 STYLE = """

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from labkit import rules
 from labkit.accumulation.exercises import accumulate
 from labkit.corpus import Batch, batch, split
-from labkit.declare import three, word
 from labkit.device import quota_threads
 from labkit.exercise import sandbox
 from labkit.exercise.formula import Exercise
 from labkit.exercise.verdict import Function, Verdict, aside, exercise, refused
 from labkit.exercise.watched_arguments import Watched
 from labkit.memory.saved_tensors import Kept, Net, watch
+from labkit.wording import three, word
 
 PRAISE = "Right: the gradient of the full batch, and never more than one microbatch's graph, with 2, 4 or 8 of them."
 STEPS = (2, 4, 8)  # K of the hidden windows, two sequences in each microbatch

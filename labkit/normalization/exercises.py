@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from labkit.declare import percent
 from labkit.device import quota_threads
 from labkit.exercise import sandbox
 from labkit.exercise.formula import Exercise
@@ -17,6 +16,7 @@ from labkit.fit import distance, flat
 from labkit.images import draw, split
 from labkit.normalization import effective_momentum, pooled
 from labkit.tolerance import tolerance
+from labkit.wording import percent
 
 CHECKS = (
     "microbatches give the gradient of one batch",

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from labkit.declare import Choice, Range, Switch, percent, quantity
+from labkit.declare import Choice, Range, Switch, quantity
 from labkit.fit import Distance, distance, gradient_of
 from labkit.images import ConvNet, Images, Seed, draw, split
 from labkit.normalization.random_streams import (
@@ -29,6 +29,7 @@ from labkit.normalization.random_streams import (
 from labkit.normalization.sync_batchnorm import accumulated, one_batch, run
 from labkit.rules import Microbatches
 from labkit.tolerance import Tolerance, depth, tolerance
+from labkit.wording import percent
 
 
 def redrawn(model: nn.Module, microbatches: Microbatches) -> None:

@@ -11,12 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from labkit.declare import Choice, Range, quantity, show
+from labkit.declare import Choice, Range, quantity
 from labkit.errors import LabError
 from labkit.fit import Distance, distance, flat, gradient
 from labkit.images import SIZE, Composition, ConvNet, Depth, Images, Seed, grouped, moments
 from labkit.rules import Microbatches
 from labkit.tolerance import Tolerance, tolerance
+from labkit.wording import show
 
 Share = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from labkit.declare import three
 from labkit.device import quota_threads
 from labkit.exercise import sandbox
 from labkit.exercise.formula import Exercise
@@ -21,6 +20,7 @@ from labkit.pipeline.stages import LENGTH, data, model
 from labkit.pipeline.step import sums
 from labkit.pipeline.timing import bubble as right_bubble
 from labkit.tolerance import depth, tolerance
+from labkit.wording import three
 
 BUBBLES: dict[str, Callable[[int, int], float]] = {
     "": right_bubble,

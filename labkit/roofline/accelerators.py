@@ -6,8 +6,9 @@ import dataclasses
 import math
 from typing import Annotated
 
-from labkit.declare import Choice, Range, quantity, show
+from labkit.declare import Choice, Range, quantity
 from labkit.errors import LabError
+from labkit.wording import show
 
 
 @dataclasses.dataclass(frozen=True)

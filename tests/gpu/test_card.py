@@ -12,10 +12,10 @@ import torch
 from labkit import device as devices
 from labkit import roofline, rules
 from labkit.corpus import Batch, batch, split
-from labkit.declare import three
 from labkit.device import DTYPES
 from labkit.errors import LabError
 from labkit.nets import Transformer
+from labkit.wording import three
 
 pytestmark = pytest.mark.gpu
 

@@ -11,12 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import labkit
-from labkit.declare import Range, parameters, percent, three
+from labkit.declare import Range, parameters
 from labkit.frame import cell_panels
 from labkit.frame.style import Page
 from labkit.labs import Lab
 from labkit.packing import rows
 from labkit.packing.panels import EXPERIMENTS
+from labkit.wording import percent, three
 from tests.frame.driven import drive_anywhere, drive_to_extremes
 
 NAMES = [kind.name for kind in EXPERIMENTS]

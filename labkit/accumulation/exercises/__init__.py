@@ -21,7 +21,6 @@ from labkit.accumulation.exercises.loops import ALWAYS, DIVIDED, NAMED, ONCE, TH
 from labkit.accumulation.exercises.token_formulas import token_mean as token_mean
 from labkit.accumulation.exercises.token_formulas import token_weight as token_weight
 from labkit.corpus import Batch, batch, split
-from labkit.declare import show, times, word
 from labkit.device import quota_threads
 from labkit.exercise import sandbox
 from labkit.exercise.verdict import EMPTY, ROUNDED, Function, Verdict, aside, exercise, listed, refused, within
@@ -29,6 +28,7 @@ from labkit.exercise.watched_arguments import Watched
 from labkit.fit import fit
 from labkit.nets import IGNORE, Transformer, sequence_gradients
 from labkit.rules import rule
+from labkit.wording import show, times, word
 
 # The hidden windows: check, seed, sequences, shortest and full length, K, and which microbatch is empty. Equal counts
 # hide many faults, so where something else is tried the counts are equal.

@@ -17,10 +17,10 @@ from labkit import accumulation, rules
 from labkit.accumulation import Comparison
 from labkit.accumulation.panels.equivalence import ByHand, Conditions, Empty
 from labkit.accumulation.panels.training import Trainings
-from labkit.declare import percent, three
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment, sources
 from labkit.frame.weight_map import NOTHING, WeightMap
+from labkit.wording import percent, three
 
 ROWS, COLUMNS = 32, 32
 

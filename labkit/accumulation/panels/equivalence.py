@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from labkit.accumulation import equivalence
-from labkit.declare import percent, three
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
+from labkit.wording import percent, three
 
 
 class Empty(Experiment[equivalence.Empty]):

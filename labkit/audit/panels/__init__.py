@@ -16,10 +16,10 @@ from labkit.audit import Report, bug_hunt
 from labkit.audit.bug_hunt import Measured, suspects
 from labkit.audit.panels.acceptance import Acceptance, Traces
 from labkit.audit.panels.report import ASPECT, COUNTED, Weighed, told, weight
-from labkit.declare import three
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment, sources
 from labkit.nets import valid_tokens
+from labkit.wording import three
 
 PLACES = (0.015, 0.37, 0.41)  # of the figure: where a measurement's name, mark and words stand
 

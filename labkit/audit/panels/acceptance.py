@@ -12,10 +12,10 @@ from matplotlib.transforms import blended_transform_factory
 from labkit.acceptance import Record, candidates
 from labkit.acceptance.candidates import Followed
 from labkit.acceptance.record import FAILED, GATES, NOT_RUN, PASSED, UNSURE
-from labkit.declare import counted, percent, show, three
 from labkit.exercise.verdict import listed
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment, sources, tables
+from labkit.wording import percent, show, three, with_unit
 
 PLACES = (0.02, 0.055, 0.28)  # of the figure: where mark, name and words of a gate stand
 FLOOR = 1e-17  # nat: a difference of 0 stands here on a logarithmic axis
@@ -249,7 +249,7 @@ class Traces(Experiment[Followed]):
         if not result.telling:
             telling = f"That is more than 1 % of {far}, how far training took the loss, so nothing is told"
         return (
-            f"After {counted(updates, 'updates')} the base's loss is {three(result.base[-1])} and the candidate's "
+            f"After {with_unit(updates, 'updates')} the base's loss is {three(result.base[-1])} and the candidate's "
             f"{three(result.candidate[-1])} nat. They are at most {three(apart)} nat apart, and outside of what "
             f"rounding explains after {show(result.outside)} of the updates.{first} Rounding grows to "
             f"{result.band[-1]:.1g} nat. {telling}. In one gradient rounding explains {result.tolerance:.1g}."

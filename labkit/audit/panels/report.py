@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from labkit.audit import Finding, Report
-from labkit.declare import show
 from labkit.frame import cell_panels
 from labkit.frame.canvas import Canvas
 from labkit.frame.style import DARK, LIGHT, Page
+from labkit.wording import show
 
 ASPECT = 0.5
 MOST = 8  # microbatches that carry their numbers in the picture

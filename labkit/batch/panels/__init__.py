@@ -15,9 +15,9 @@ from matplotlib.collections import PolyCollection
 from labkit import batch
 from labkit.batch import Plan, Planned
 from labkit.batch.panels.step_timeline import Progress, Timeline, large
-from labkit.declare import show, three
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment, tables
+from labkit.wording import show, three
 
 PLACES = 8
 MUCH = 8  # more sizes of a microbatch leave no room for words at each

@@ -9,9 +9,9 @@ from matplotlib.ticker import FuncFormatter
 
 from labkit import batch
 from labkit.batch import Plan, step_timeline
-from labkit.declare import percent, three
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment, tables
+from labkit.wording import percent, three
 
 
 class Timeline(Experiment[step_timeline.Timeline]):

@@ -13,9 +13,9 @@ from labkit import cadence
 from labkit.cadence.panels.schedule import Schedules
 from labkit.cadence.panels.translation import Translated
 from labkit.cadence.panels.updates import Path, State
-from labkit.declare import percent, three, times
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
+from labkit.wording import percent, three, times
 
 
 class Count(Experiment[cadence.Count]):

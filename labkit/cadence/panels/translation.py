@@ -9,9 +9,9 @@ import torch
 
 from labkit.cached_runs import remembered
 from labkit.cadence import translation
-from labkit.declare import three
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
+from labkit.wording import three
 
 MOST = 1e6  # a ratio beyond it is a training that is lost
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from labkit.cadence import stepping, updates
-from labkit.declare import counted, percent, three
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment, sources
 from labkit.rules import rule
+from labkit.wording import percent, three, with_unit
 
 
 class Path(Experiment[updates.Path]):
@@ -69,7 +69,7 @@ class Path(Experiment[updates.Path]):
         windows = len(result.right) - 1
         found = rule(result.rule)
         return (
-            f"{result.rule} changes {found.changes}. After {counted(windows, 'windows')} the loss above the least is "
+            f"{result.rule} changes {found.changes}. After {with_unit(windows, 'windows')} the loss above the least is "
             f"{three(float(result.wrong_loss[-1]))}, by the right path {three(float(result.right_loss[-1]))}. "
             f"What it looks like: {found.looks_like}. The fix: {found.fix}."
         )
@@ -145,7 +145,7 @@ class State(Experiment[updates.State]):
     def describe(self, result: updates.State) -> str:
         last, found = int(result.steps[-1]), rule(result.rule)
         return (
-            f"After {counted(last, 'optimizer steps')}: {three(float(result.wrong[-1]))}, right is "
+            f"After {with_unit(last, 'optimizer steps')}: {three(float(result.wrong[-1]))}, right is "
             f"{three(float(result.right[-1]))}. Half of the start is gone after {three(result.half_life_wrong)} steps "
             f"and not after {three(result.half_life_right)}. What it looks like: {found.looks_like}. The fix: "
             f"{found.fix}."

@@ -16,13 +16,13 @@ from labkit.clipping import scaling, taken_apart
 from labkit.clipping.exercises.faults import ALL, ORDER, Slips, predicted, story
 from labkit.clipping.ordering import Parts, once
 from labkit.corpus import Batch, batch, split
-from labkit.declare import three, times
 from labkit.device import quota_threads
 from labkit.exercise import sandbox
 from labkit.exercise.formula import Exercise
 from labkit.exercise.verdict import ROUNDED, Function, Verdict, aside, exercise, listed, refused, within
 from labkit.fit import fit, flat
 from labkit.nets import Transformer
+from labkit.wording import three, times
 
 # The hidden windows: check, seeds (one a window, on the same model), K, log2 S, max_norm, and whether the first window
 # overflows. All sequences are equally long, so a mean of means is right.

@@ -14,9 +14,9 @@ from typing import Any
 from labkit import clipping
 from labkit.clipping import Clips, Ordered, ordering
 from labkit.clipping.panels.scaling import Overflow, Ranks, Underflow
-from labkit.declare import percent, three
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment, sources
+from labkit.wording import percent, three
 
 RESOLVED = 1e-15  # of the heaviest weight: below it float64 tells no weight from 0
 

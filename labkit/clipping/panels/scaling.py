@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from labkit.clipping import overflow_across_ranks, scaling
 from labkit.clipping.overflow_across_ranks import Drift
 from labkit.clipping.scaling import Overflows
-from labkit.declare import percent, three
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
+from labkit.wording import percent, three
 
 LEFT, RIGHT = -46, 26  # log2 of the smallest and the largest entry on the picture
 

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from labkit.corpus import Batch, batch, split
 from labkit.data_parallel.exercises.ddp_stand_in import Alone
-from labkit.declare import show, times, word
 from labkit.device import quota_threads
 from labkit.exercise import sandbox
 from labkit.exercise.formula import Exercise
 from labkit.exercise.verdict import ROUNDED, Function, Verdict, aside, exercise, listed, refused, within
 from labkit.fit import fit, flat, gradient
 from labkit.nets import Transformer, next_token_loss
+from labkit.wording import show, times, word
 
 # The loss of a rank.
 

@@ -14,9 +14,9 @@ from labkit.data_parallel import compare, hook, no_sync, rank_losses
 from labkit.data_parallel.panels.rank_weights import Rows, right
 from labkit.data_parallel.panels.step_timeline import Allreduce, Timeline
 from labkit.data_parallel.panels.uneven_ranks import EmptyRank, Fsdp, Killed, Overflow, Uneven
-from labkit.declare import counted, percent, three, times
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment, sources
+from labkit.wording import percent, three, times, with_unit
 
 ROWS = 16
 
@@ -139,7 +139,7 @@ class Collectives(Experiment[no_sync.Collectives]):
             said.append(f"{each.name}: {each.all_reduces}, {off}{ranks}")
         once = result.patterns[0].bytes / result.patterns[0].all_reduces / 1e3
         return (
-            f"{counted(result.ranks, 'ranks')}, K = {result.accumulation_steps}, all-reduces of {three(once)} kB. By "
+            f"{with_unit(result.ranks, 'ranks')}, K = {result.accumulation_steps}, all-reduces of {three(once)} kB. By "
             f"what stands inside no_sync: {'; '.join(said)}."
         )
 

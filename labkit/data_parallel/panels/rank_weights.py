@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from labkit.declare import percent
 from labkit.frame.canvas import Canvas
+from labkit.wording import percent
 
 
 def right(error: float, tolerance: float) -> str:

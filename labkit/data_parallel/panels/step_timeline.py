@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 from labkit.data_parallel import allreduce_time, hook, step_timeline
-from labkit.declare import percent, three
 from labkit.device import Spread
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
+from labkit.wording import percent, three
 
 LANES = {"microbatch": 0.0, "wait": 0.0, "update": 0.0, "all-reduce": 0.46}
 PARTS = ("microbatch", "synchronisation", "hidden", "exposed", "step")

@@ -7,9 +7,9 @@ from typing import Any
 
 from labkit.data_parallel import killed_rank, overflow_on_one_rank, sharding, uneven_ranks
 from labkit.data_parallel.panels.rank_weights import Rows, right
-from labkit.declare import percent, three
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment, sources
+from labkit.wording import percent, three
 
 
 class EmptyRank(Experiment[uneven_ranks.EmptyRank]):

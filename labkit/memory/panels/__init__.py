@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from labkit import memory, rules
-from labkit.declare import percent
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
 from labkit.memory import Step, Sweep, saved_tensors
 from labkit.memory.panels.graphs import MB, Classic, amount, equality, top_tick
+from labkit.wording import percent
 
 
 class Kept(Experiment[Sweep]):

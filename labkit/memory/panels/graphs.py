@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from labkit import rules
-from labkit.declare import percent, three
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment, sources
 from labkit.memory import graphs, saved_tensors
 from labkit.memory.saved_tensors import Timeline
 from labkit.tolerance import Tolerance
+from labkit.wording import percent, three
 
 MB = 1e6
 

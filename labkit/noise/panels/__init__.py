@@ -11,12 +11,12 @@ import math
 from collections.abc import Iterable
 
 from labkit import noise
-from labkit.declare import three, whole
 from labkit.device import Spread
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
 from labkit.noise.panels.batch_size_sweeps import Batches, Rates, tens
 from labkit.noise.panels.warmup import Decay, Warmup
+from labkit.wording import three, whole
 
 MOST = 1e6  # a noise scale beyond it is none that was seen
 

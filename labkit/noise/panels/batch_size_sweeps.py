@@ -6,11 +6,11 @@ import math
 
 import torch
 
-from labkit.declare import percent, three
 from labkit.device import Spread
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
 from labkit.noise import batch_size_sweeps
+from labkit.wording import percent, three
 
 
 def tens(low: float, high: float) -> list[float]:

@@ -6,10 +6,10 @@ import math
 
 import torch
 
-from labkit.declare import percent, three
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
 from labkit.noise import warmup
+from labkit.wording import percent, three
 
 TOP = 1000.0  # η × curvature beyond it is drawn there: the training is lost
 

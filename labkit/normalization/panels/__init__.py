@@ -12,13 +12,13 @@ import math
 import numpy as np
 
 from labkit import normalization
-from labkit.declare import percent, three
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
 from labkit.images import SIZE
 from labkit.normalization import sync_batchnorm
 from labkit.normalization.panels.randomness import Randomness, Targets
 from labkit.normalization.panels.running_statistics import GroupVariance, Padding, Running
+from labkit.wording import percent, three
 
 LOWEST = 1e-17
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from labkit.cached_runs import remembered
-from labkit.declare import percent
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
 from labkit.normalization import random_streams, randomness
+from labkit.wording import percent
 
 
 class Randomness(Experiment[randomness.Randomness]):

@@ -6,10 +6,10 @@ import math
 
 import torch
 
-from labkit.declare import percent, three
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
 from labkit.normalization import running_statistics
+from labkit.wording import percent, three
 
 
 class Running(Experiment[running_statistics.Running]):

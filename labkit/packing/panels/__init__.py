@@ -16,11 +16,11 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 
 from labkit import packing
-from labkit.declare import percent, three
 from labkit.frame.canvas import Canvas, even
 from labkit.frame.experiment import Experiment
 from labkit.packing import Positioned, rows
 from labkit.packing.panels.mixing import Mixture, Order
+from labkit.wording import percent, three
 
 BLUES = LinearSegmentedColormap.from_list("own", ["#a6cbe3", "#0072b2"])
 VERMILIONS = LinearSegmentedColormap.from_list("leaked", ["#f5c8a8", "#d55e00"])

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from labkit.declare import counted, percent, three
 from labkit.frame.canvas import Canvas, even
 from labkit.frame.experiment import Experiment
 from labkit.packing import mixing
+from labkit.wording import percent, three, with_unit
 
 
 class Mixture(Experiment[mixing.Mixture]):
@@ -74,7 +74,7 @@ class Mixture(Experiment[mixing.Mixture]):
         )
         off = percent(round(result.ways[1].relative_error, 9))
         return (
-            f"{counted(result.documents[0], 'documents')} of {first} with {result.tokens[0]} targets, "
+            f"{with_unit(result.documents[0], 'documents')} of {first} with {result.tokens[0]} targets, "
             f"{result.documents[1]} of {second} with {result.tokens[1]}. {ways}: {off} off the gradient that the "
             "mixture asks for."
         )

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from labkit import pipeline, workers
-from labkit.declare import counted, percent, three
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
 from labkit.noise.panels.batch_size_sweeps import tens
 from labkit.pipeline import Way, Weighed, indivisible_batches, stages, step
 from labkit.pipeline.indivisible_batches import Outcome
 from labkit.pipeline.panels.timing import Bubble, Cut, Timeline
+from labkit.wording import percent, three, with_unit
 
 LEAST = 2e-17  # an error of 0 is drawn here
 
@@ -210,9 +210,9 @@ class Indivisible(Experiment[Outcome]):
         return "All microbatches alike: the full batch’s gradient"
 
     def describe(self, result: Outcome) -> str:
-        rows, M = counted(sum(result.pieces), "rows"), counted(result.microbatches, "microbatches")
+        rows, M = with_unit(sum(result.pieces), "rows"), with_unit(result.microbatches, "microbatches")
         cut = f"{rows} in {M}: {_listed(result.pieces)}."
-        then = f" Then {counted(sum(result.later), 'rows')}: {_listed(result.later)}." if result.later else ""
+        then = f" Then {with_unit(sum(result.later), 'rows')}: {_listed(result.later)}." if result.later else ""
         if result.said:
             needed = f"Padding adds {_ignored(result)}." if result.ignored else ""
             return f"{cut}{then} What stopped it: {result.said.rstrip('.')}. {needed}".strip()
@@ -222,7 +222,7 @@ class Indivisible(Experiment[Outcome]):
 
 
 def _ignored(result: Outcome) -> str:
-    return counted(result.ignored, "ignored rows")
+    return with_unit(result.ignored, "ignored rows")
 
 
 def _listed(pieces: tuple[int, ...]) -> str:

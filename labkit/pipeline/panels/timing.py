@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from labkit import pipeline
-from labkit.declare import percent, three
 from labkit.device import Spread
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
@@ -13,6 +12,7 @@ from labkit.noise.panels.batch_size_sweeps import tens
 from labkit.pipeline import simulated_stages, slicing, stages, timing
 from labkit.pipeline.slicing import Slices
 from labkit.pipeline.timing import Bubbles, Timelines, Work
+from labkit.wording import percent, three
 
 NUMBERED = 64  # bars of a picture that carry the number of their microbatch, at most
 

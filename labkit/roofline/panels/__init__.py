@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from labkit import roofline
-from labkit.declare import show, three
 from labkit.device import Spread
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
 from labkit.roofline.panels.accelerators import Sparse
+from labkit.wording import show, three
 
 INTENSITIES = (0.125, 64.0)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from labkit import roofline
-from labkit.declare import percent, show
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
+from labkit.wording import percent, show
 
 
 class Sparse(Experiment[roofline.SparsePeak]):

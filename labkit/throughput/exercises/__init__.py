@@ -15,7 +15,6 @@ from torch.optim import SGD, Optimizer
 
 from labkit.audit import Report, audit
 from labkit.corpus import Batch, batch
-from labkit.declare import percent, word
 from labkit.device import quota_threads
 from labkit.errors import LabError
 from labkit.exercise import sandbox
@@ -23,6 +22,7 @@ from labkit.exercise.formula import Exercise
 from labkit.exercise.verdict import Function, Verdict, aside, exercise, refused
 from labkit.nets import IGNORE, Transformer, next_token_loss, valid_tokens
 from labkit.throughput.exercises.speed_score import scored
+from labkit.wording import percent, word
 
 MOST = 8  # rows that one forward may take
 ROWS, LENGTH = 32, 64

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from labkit import throughput
-from labkit.declare import percent, three, whole
 from labkit.device import Spread
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
@@ -16,6 +15,7 @@ from labkit.noise.panels.batch_size_sweeps import tens
 from labkit.throughput import timing
 from labkit.throughput.panels.compared import Decision, Tokens, scaled
 from labkit.throughput.panels.loader import Loader
+from labkit.wording import percent, three, whole
 
 MS = 1e3
 

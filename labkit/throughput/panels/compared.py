@@ -7,11 +7,11 @@ import math
 from typing import Any
 
 from labkit import decision
-from labkit.declare import percent, three, whole
 from labkit.device import Spread
 from labkit.frame.canvas import Canvas, even
 from labkit.frame.experiment import Experiment, tables
 from labkit.throughput import compared, timing
+from labkit.wording import percent, three, whole
 
 RATES = ("steps/s", "positions/s", "valid tokens/s")
 

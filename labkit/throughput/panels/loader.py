@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from labkit.declare import three
 from labkit.frame.canvas import Canvas, even
 from labkit.frame.experiment import Experiment
 from labkit.throughput import loader
 from labkit.throughput.panels.compared import scaled
+from labkit.wording import three
 
 MS = 1e3
 
