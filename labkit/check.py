@@ -6,7 +6,6 @@ Every folder of labkit may hold `exercises`; each function there that is marked 
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 from labkit.folders import topics
 
 
-@functools.cache
 def all() -> dict[str, Callable[..., Any]]:
     """Every exercise, by name.
 
@@ -29,8 +27,8 @@ def all() -> dict[str, Callable[..., Any]]:
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    if name in all():
-        return all()[name]
+    if name in (exercises := all()):
+        return exercises[name]
     raise AttributeError(f"there is no exercise {name!r}: try {', '.join(all())}")
 
 

@@ -22,6 +22,7 @@ from labkit.pipeline.timing import bubbles as bubbles
 from labkit.pipeline.timing import timeline as timeline
 from labkit.tolerance import Compared, Tolerance, depth, tolerance
 
+slices = cut  # as it was called before
 # What a loss and scale_grads do together.
 
 

@@ -25,9 +25,10 @@ from labkit.roofline.accelerators import ACCELERATORS, Accelerator, SparsePeak, 
 __all__ = [
     "ACCELERATORS", "Accelerator", "Cache", "Ceiling", "Counting", "Machine", "Precision", "Rate", "Row", "SparsePeak",
     "Spread", "Sweep", "WorkingSet", "attainable", "bound", "cache", "ceiling", "counting", "machine", "measure",
-    "measuring", "place", "precision", "sparse",
+    "measuring", "place", "precision", "sparse", "sparse_peak",
 ]  # fmt: skip
 
+sparse_peak = sparse  # as it was called before
 OVERHEAD = 5.0  # beyond this many times T_math + T_memory neither of them explains the time
 EMULATED = 2.0  # a type narrower than float32 and this many times slower has no instructions here
 

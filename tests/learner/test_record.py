@@ -340,13 +340,6 @@ def test_every_public_checker_counts_and_none_within() -> None:
         assert hasattr(getattr(check, name), "__wrapped__"), name
 
 
-def test_the_mathematics_of_progress_needs_no_widgets() -> None:
-    asked = "import sys; from labkit.learner import record, class_predictions, notebooks; notebooks.notebooks()\n"
-    asked += "print('ipywidgets' in sys.modules, 'matplotlib' in sys.modules)"
-    said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, cwd=ROOT, timeout=60).stdout
-    assert said.split() == ["False", "False"]
-
-
 def test_a_verdict_says_the_same_on_a_page_and_markup_in_it_stays_words() -> None:
     def hostile(sums: list[float], counts: list[int]) -> float:
         print("<script>alert(1)</script>")
