@@ -97,14 +97,14 @@ def distance(gradient: Tensor, right: Tensor) -> Distance:
     return Distance(norm, right_norm, ratios[0], ratios[1], cosine, ratios[2] / (right_norm or 1.0))
 
 
-def per_layer(model: nn.Module, found: Tensor, right: Tensor) -> dict[str, Distance]:
+def per_layer(model: nn.Module, wrong: Tensor, right: Tensor) -> dict[str, Distance]:
     """The distance of a flat gradient from the right one, parameter by parameter.
 
     >>> round(per_layer(nn.Linear(2, 1), torch.tensor([1.0, 0, 3]), torch.tensor([1.0, 0, 2]))["bias"].norm_ratio, 2)
     1.5
     """
     names, sizes = zip(*((name, p.numel()) for name, p in model.named_parameters()), strict=True)
-    return {name: distance(g, r) for name, g, r in zip(names, found.split(sizes), right.split(sizes), strict=True)}
+    return {name: distance(g, r) for name, g, r in zip(names, wrong.split(sizes), right.split(sizes), strict=True)}
 
 
 def gradient(model: nn.Module) -> list[Tensor]:
@@ -183,8 +183,8 @@ def _check(layers: list[Tensor], stacks: list[list[Tensor]]) -> None:
     if not stacks or not size:
         raise LabError(f"{len(stacks)} references for {size} values: try at least one of each")
     for m, stack in enumerate(stacks):
-        if (found := sum(each.numel() for each in stack)) != size:
-            raise LabError(f"reference {m} has {found} values, the gradient {size}: try the same parameters for both")
+        if (count := sum(each.numel() for each in stack)) != size:
+            raise LabError(f"reference {m} has {count} values, the gradient {size}: try the same parameters for both")
     for each in (*layers, *(each for stack in stacks for each in stack)):
         if not each.is_floating_point():
             raise LabError(f"a gradient of dtype {each.dtype} is no gradient: try .double()")
@@ -205,13 +205,13 @@ def _noise(length: int, unit: float) -> float:
 def _groups(null: Tensor, noise: float, zero: Tensor) -> tuple[tuple[int, ...], ...]:
     """Who can trade weight with whom along the null space; a reference of zero trades with nobody."""
     ties = null.T @ null
-    left = [m for m in range(len(ties)) if ties[m, m] > noise**2 and not zero[m]]
+    rest = [m for m in range(len(ties)) if ties[m, m] > noise**2 and not zero[m]]
     groups = []
-    while left:
-        group = left[:1]
-        while more := [m for m in left if m not in group and bool((ties[m, group].abs() > noise).any())]:
+    while rest:
+        group = rest[:1]
+        while more := [m for m in rest if m not in group and bool((ties[m, group].abs() > noise).any())]:
             group += more
-        left = [m for m in left if m not in group]
+        rest = [m for m in rest if m not in group]
         groups.append(tuple(sorted(group)))
     return tuple(groups)
 

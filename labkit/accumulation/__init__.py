@@ -75,8 +75,8 @@ def compare(
 
     >>> from labkit.corpus import made
     >>> from labkit.nets import Scalar
-    >>> found = compare(Scalar(), made([[[8]], [[3, 2, 1]]]), "mean-of-means")  # (8/1 + 6/3) / 2 against 14/4
-    >>> found.norm, found.right_norm
+    >>> comparison = compare(Scalar(), made([[[8]], [[3, 2, 1]]]), "mean-of-means")  # (8/1 + 6/3) / 2 against 14/4
+    >>> comparison.norm, comparison.right_norm
     (5.0, 3.5)
 
     `rule`: a word, a Rule, or a loop of your own, `loop(model, microbatches)`. `steps`: the K declared, for the
@@ -85,33 +85,33 @@ def compare(
     Raises LabError for an unknown word, no microbatches, no valid token, and a right gradient of zero.
     """
     method = rule if isinstance(rule, Rule) else rules.rule(rule) if isinstance(rule, str) else _yours(rule)
-    counted = window(microbatches, steps if method.needs == "steps" else None)
+    w = window(microbatches, steps if method.needs == "steps" else None)
     rows = sequence_gradients(model, microbatches)
     method.run(model, microbatches, steps)
-    found = flat(gradient(model))
+    g = flat(gradient(model))
     model.zero_grad()
-    return _measured(method, counted, model, microbatches, rows, found)
+    return _measured(method, w, model, microbatches, rows, g)
 
 
 def _measured(
-    method: Rule, counted: Window, model: nn.Module, microbatches: Sequence[Batch], rows: Tensor, found: Tensor
+    method: Rule, w: Window, model: nn.Module, microbatches: Sequence[Batch], rows: Tensor, g: Tensor
 ) -> Comparison:
     """The gradient found, against the gradient of each sequence, rows [B, P]."""
-    owner = torch.repeat_interleave(torch.tensor([len(sequences) for sequences in counted.valid]))
-    own = rows[int((owner < len(microbatches) - counted.steps).sum()) :]
-    right = own.sum(0, dtype=torch.float64) / counted.total
-    N, length = counted.total, float(right.norm() * counted.total)
+    owner = torch.repeat_interleave(torch.tensor([len(sequences) for sequences in w.valid]))
+    own = rows[int((owner < len(microbatches) - w.steps).sum()) :]
+    right = own.sum(0, dtype=torch.float64) / w.total
+    N, length = w.total, float(right.norm() * w.total)
     by_microbatch = rows.new_zeros(len(microbatches), len(right)).index_add(0, owner, rows)
-    fitted = _fitted(found, rows, counted.sequences, N)
+    fitted = _fitted(g, rows, w.sequences, N)
     return Comparison(
-        **vars(distance(found, right)),
+        **vars(distance(g, right)),
         rule=method.word,
-        per_layer=per_layer(model, found, right),
-        counts=counted.sequences,
+        per_layer=per_layer(model, g, right),
+        counts=w.sequences,
         microbatch=owner,
-        token_weights=_fitted(found, by_microbatch, counted.counts, N).values,
+        token_weights=_fitted(g, by_microbatch, w.counts, N).values,
         sequence_weights=fitted.values,
-        predicted=method.sequence_weights(counted),
+        predicted=method.sequence_weights(w),
         map=_map(microbatches, fitted.values),
         residual=fitted.residual,
         condition=fitted.condition,
@@ -125,10 +125,10 @@ def _yours(loop: Callable[..., None]) -> Rule:
     return replace(rules.rule("token-mean"), word=getattr(loop, "__name__", "yours"), loop=loop)
 
 
-def _fitted(found: Tensor, references: Tensor, counts: Tensor, total: float) -> Weights:
+def _fitted(g: Tensor, references: Tensor, counts: Tensor, total: float) -> Weights:
     """Weights × N; 0 for what has no valid token, NaN for all where the gradient itself is not finite."""
-    finite = bool(found.isfinite().all())
-    weights = fit(found if finite else torch.zeros_like(found), references)
+    finite = bool(g.isfinite().all())
+    weights = fit(g if finite else torch.zeros_like(g), references)
     values = (weights.values * total).masked_fill(counts == 0, 0.0)
     if finite:
         return replace(weights, values=values)
@@ -154,8 +154,8 @@ def weights(
 ) -> Comparison:
     """The weight that each token really received.
 
-    >>> found = weights(rule="sum-of-means", shortest=32)  # equal counts
-    >>> found.token_weights.round(decimals=9)
+    >>> comparison = weights(rule="sum-of-means", shortest=32)  # equal counts
+    >>> comparison.token_weights.round(decimals=9)
     tensor([4., 4., 4., 4.], dtype=torch.float64)
 
     A transformer in float64 on real text. Raises LabError for more microbatches than sequences.
@@ -176,8 +176,8 @@ def layers(
 ) -> Comparison:
     """The gradient of each layer, wrong beside right; as it stands, the projection of 1.00 hides an error of 27 %.
 
-    >>> found = layers()
-    >>> round(found.projection, 2), round(found.relative_error, 2)
+    >>> comparison = layers()
+    >>> round(comparison.projection, 2), round(comparison.relative_error, 2)
     (1.0, 0.27)
 
     The same measurement as `weights`, on a window whose fault stands across the right gradient and not along it.
@@ -218,8 +218,8 @@ def tail(
 ) -> Tail:
     """Two epochs of microbatches that K does not divide, at fixed weights of the model, in the same order.
 
-    >>> found = tail(rule="tail-divided-by-k")
-    >>> [round(each, 2) for each in found.norm_ratio]
+    >>> epochs = tail(rule="tail-divided-by-k")
+    >>> [round(each, 2) for each in epochs.norm_ratio]
     [1.0, 1.0, 0.5, 1.0, 1.0, 0.5]
 
     One sequence a microbatch, of equal counts unless `shortest` says otherwise. Carried over, a tail makes no step:
@@ -231,16 +231,16 @@ def tail(
     model = Transformer(seed=seed, dtype=torch.float64)
     epoch = split(*batch(seed, M, shortest=shortest), M)
     windows = _windows(M, K, carried=rule == "carried-over")
-    found = [compare(model, [epoch[at % M] for at in members], rule, steps=K) for members in windows]
+    comparisons = [compare(model, [epoch[at % M] for at in members], rule, steps=K) for members in windows]
     weights, predicted = torch.full((2, len(windows), 2 * M), math.nan, dtype=torch.float64)
     for step, members in enumerate(windows):
-        weights[step, members], predicted[step, members] = found[step].token_weights, found[step].predicted
+        weights[step, members], predicted[step, members] = comparisons[step].token_weights, comparisons[step].predicted
     return Tail(
         weights,
         predicted,
         epoch=tuple(1 + members[-1] // M for members in windows),
-        norm_ratio=tuple(each.norm_ratio for each in found),
-        relative_error=tuple(each.relative_error for each in found),
+        norm_ratio=tuple(each.norm_ratio for each in comparisons),
+        relative_error=tuple(each.relative_error for each in comparisons),
         left=2 * M - len({at for members in windows for at in members}),
     )
 

@@ -39,8 +39,8 @@ def by_hand(
 ) -> ByHand:
     """Three gradients averaged, one step W ← W − η g: by pencil, and by three backward passes.
 
-    >>> found = by_hand()
-    >>> found.mean, found.accumulated, round(found.after, 9), round(found.stepped, 9)
+    >>> step = by_hand()
+    >>> step.mean, step.accumulated, round(step.after, 9), round(step.stepped, 9)
     (3.0, 3.0, 0.7, 0.7)
 
     float64. Source: the definition of one SGD step.
@@ -71,11 +71,11 @@ class Net(nn.Module):
         self.first = nn.Parameter(torch.randn(16, 8, generator=generator, dtype=torch.float64))
         self.second = nn.Parameter(torch.randn(16, generator=generator, dtype=torch.float64))
 
-    def forward(self, x: Tensor, kept: Tensor) -> Tensor:
-        """Predictions [b] of x [b, 8]; `kept` [b, 16] is the dropout mask; without `statistics` those of x are used."""
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Predictions [b] of x [b, 8]; `mask` [b, 16] is the dropout mask; without `statistics` those of x are used."""
         h = x @ self.first.T
         mean, variance = self.statistics or (h.mean(0), h.var(0, correction=0))
-        return ((h - mean) / (variance + 1e-5).sqrt()).relu() * kept @ self.second
+        return ((h - mean) / (variance + 1e-5).sqrt()).relu() * mask @ self.second
 
 
 def update(net: Net, batches: list[Examples], averaged: bool = True, one_update: bool = True) -> Tensor:
@@ -83,8 +83,8 @@ def update(net: Net, batches: list[Examples], averaged: bool = True, one_update:
     B = sum(len(y) for _, y, _ in batches)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     before = flat(net.parameters())
-    for x, y, kept in batches:
-        losses = (net(x, kept) - y) ** 2
+    for x, y, mask in batches:
+        losses = (net(x, mask) - y) ** 2
         loss = losses.sum() / B if averaged else losses.mean()
         loss.backward()
         if not one_update:
@@ -136,13 +136,15 @@ def conditions(
     terms = [*_terms(large, parts), flat(large.parameters())]
     right = update(large, [examples])
     terms += [flat(large.parameters())]
-    given = parts if equal_randomness else _parts((*examples[:2], fresh), accumulation_steps)
+    batches = parts if equal_randomness else _parts((*examples[:2], fresh), accumulation_steps)
     if not same_examples:
-        given[-1] = given[0]
-    found = distance(update(small, given, averaged, one_update), right)
-    bound = tolerance(terms, count=24, depth=depth(large), dtype=torch.float64, result=found.right_norm)
+        batches[-1] = batches[0]
+    difference = distance(update(small, batches, averaged, one_update), right)
+    bound = tolerance(terms, count=24, depth=depth(large), dtype=torch.float64, result=difference.right_norm)
     broken = tuple(name.replace("_", " ") for name, on in switches.items() if on is False)
-    return Conditions(broken, found.relative_error <= bound.value, found.relative_error, found.norm_ratio, bound)
+    return Conditions(
+        broken, difference.relative_error <= bound.value, difference.relative_error, difference.norm_ratio, bound
+    )
 
 
 def _examples(seed: int) -> tuple[Examples, Tensor]:
@@ -150,8 +152,8 @@ def _examples(seed: int) -> tuple[Examples, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(24, 8, generator=generator, dtype=torch.float64)
     y = torch.randn(24, generator=generator, dtype=torch.float64)
-    kept, fresh = 2.0 * (torch.rand(2, 24, 16, generator=generator, dtype=torch.float64) < 0.5)
-    return (x, y, kept), fresh
+    mask, fresh = 2.0 * (torch.rand(2, 24, 16, generator=generator, dtype=torch.float64) < 0.5)
+    return (x, y, mask), fresh
 
 
 def _parts(examples: Examples, K: int) -> list[Examples]:
@@ -161,7 +163,7 @@ def _parts(examples: Examples, K: int) -> list[Examples]:
 def _terms(net: Net, parts: list[Examples]) -> list[Tensor]:
     """What each part adds to the update."""
     B, step = sum(len(y) for _, y, _ in parts), 0.05
-    losses = [((net(x, kept) - y) ** 2).sum() / B for x, y, kept in parts]
+    losses = [((net(x, mask) - y) ** 2).sum() / B for x, y, mask in parts]
     return [step * gradient_of(net, loss) for loss in losses]
 
 

@@ -47,13 +47,13 @@ def planner(
 ) -> Planned:
     """What one optimizer step consumes, and how many of them an epoch holds.
 
-    >>> found = planner()
-    >>> found.replicas, found.global_batch, found.updates
+    >>> result = planner()
+    >>> result.replicas, result.global_batch, result.updates
     (8, 256, 100)
 
     Raises LabError for a world that tp × pp × cp does not divide. Source: as `plan`.
     """
-    made = plan(
+    step_plan = plan(
         microbatch=microbatch,
         accumulation=accumulation_steps,
         sequence_length=sequence_length,
@@ -63,14 +63,14 @@ def planner(
         cp=cp,
     )
     return Planned(
-        plan=made,
+        plan=step_plan,
         devices=tp * pp * cp,
-        replicas=made.replicas,
-        global_batch=made.global_batch,
+        replicas=step_plan.replicas,
+        global_batch=step_plan.global_batch,
         tokens_per_microbatch=sequence_length * microbatch,
-        tokens_per_update=made.tokens_per_update,
-        updates=made.updates(sequences),
-        left=made.left(sequences),
+        tokens_per_update=step_plan.tokens_per_update,
+        updates=step_plan.updates(sequences),
+        left=step_plan.left(sequences),
     )
 
 
@@ -143,8 +143,8 @@ def wanted(
 ) -> Wanted:
     """The reverse question: a batch is wanted, memory limits the microbatch; which b and K are possible?
 
-    >>> found = wanted()
-    >>> found.tokens, found.best.microbatch, found.best.accumulation
+    >>> ways = wanted()
+    >>> ways.tokens, ways.best.microbatch, ways.best.accumulation
     (16777216, 4, 8)
 
     A batch can be cut exactly where it is a multiple of S × D tokens, at worst with b = 1. Source: as `plan`.
@@ -261,19 +261,19 @@ def progress(
 ) -> Progress:
     """How far a training is: a counter as samples and valid tokens, if it counts optimizer steps and if it does not.
 
-    >>> found = progress()
-    >>> found.tokens_per_update, found.right.positions
+    >>> reading = progress()
+    >>> reading.tokens_per_update, reading.right.positions
     (8388608, 699786067968)
 
     Valid tokens are positions × (1 − padding), an average: where lengths vary, count them.
     """
-    made = plan(
+    step_plan = plan(
         microbatch=microbatch, replicas=replicas, accumulation=accumulation_steps, sequence_length=sequence_length
     )
     K = accumulation_steps
-    right = _reading("optimizer steps", counter, counter * K, made, padding)
-    wrong = _reading("dataloader iterations", counter // K, counter, made, padding)
-    return Progress(counter, made, made.tokens_per_update, right, wrong)
+    right = _reading("optimizer steps", counter, counter * K, step_plan, padding)
+    wrong = _reading("dataloader iterations", counter // K, counter, step_plan, padding)
+    return Progress(counter, step_plan, step_plan.tokens_per_update, right, wrong)
 
 
 def _reading(counted: str, steps: int, iterations: int, plan: Plan, padding: float) -> Reading:

@@ -80,8 +80,8 @@ def plan(
     Whole numbers from 1 on. With neither `world` nor `replicas` there is one replica. Raises LabError for a world
     that tp × pp × cp does not divide, and for replicas that do not go with the world.
     """
-    given = {"microbatch": microbatch, "accumulation": accumulation, "sequence_length": sequence_length}
-    whole = {name: _whole(name, value) for name, value in {**given, "tp": tp, "pp": pp, "cp": cp}.items()}
+    sizes = {"microbatch": microbatch, "accumulation": accumulation, "sequence_length": sequence_length}
+    whole = {name: _whole(name, value) for name, value in {**sizes, "tp": tp, "pp": pp, "cp": cp}.items()}
     devices = whole["tp"] * whole["pp"] * whole["cp"]
     if world is None:
         D = 1 if replicas is None else _whole("replicas", replicas)

@@ -47,8 +47,8 @@ def timeline(
 ) -> Timeline:
     """One optimizer step in time, modelled: K times forward and backward, then synchronise, then update.
 
-    >>> found = timeline()
-    >>> found.total, found.waiting, timeline(every_microbatch=True).waiting
+    >>> step = timeline()
+    >>> step.total, step.waiting, timeline(every_microbatch=True).waiting
     (840.0, 90.0, 360.0)
 
     Nothing here is run: five times are added up. Synchronisation costs the passes beside it nothing, and the input

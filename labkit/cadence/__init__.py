@@ -47,10 +47,10 @@ def _count(name: str, value: int) -> int:
 def _betas(betas: Sequence[float]) -> tuple[float, float]:
     try:
         first, second = (float(beta) for beta in betas)
-        allowed = 0 <= first < 1 and 0 <= second < 1
+        valid = 0 <= first < 1 and 0 <= second < 1
     except (TypeError, ValueError, OverflowError):
-        allowed = False
-    if not allowed:
+        valid = False
+    if not valid:
         raise LabError(f"betas = {betas!r} are not two numbers from 0 to below 1: try (0.9, 0.999)")
     return first, second
 
@@ -96,8 +96,8 @@ def count(
 ) -> Count:
     """Two parameters under torch's Adam with a constant gradient, t of the second advanced K times an update.
 
-    >>> found = count(steps=100)
-    >>> round(found.first, 3), round(found.largest, 3), found.largest_at, found.off < found.tolerance.value
+    >>> ratio = count(steps=100)
+    >>> round(ratio.first, 3), round(ratio.largest, 3), ratio.largest_at, ratio.off < ratio.tolerance.value
     (0.496, 2.604, 40, True)
 
     float64, ε = 0. The second's m and v advance once, as they should. Both are set to 0 before every update, so that
@@ -108,11 +108,11 @@ def count(
     right, wrong = weights
     right.grad, wrong.grad = torch.ones(2, 1, dtype=torch.float64)
     optimizer = torch.optim.Adam([right, wrong], lr=1.0, betas=(beta1, beta2), eps=0.0, fused=True)
-    _, counted = adam_states(optimizer)
+    _, state = adam_states(optimizer)
     ratios = []
     for _ in range(steps):
         weights.zero_()
-        counted["step"] += accumulation_steps - 1  # the optimizer's step counts the last
+        state["step"] += accumulation_steps - 1  # the optimizer's step counts the last
         optimizer.step()
         ratios.append(wrong.item() / right.item())
     return _counted(ratios, accumulation_steps, beta1, beta2)
@@ -160,24 +160,24 @@ def moments(
 ) -> Moments:
     """One parameter's update by Adam, moments per optimizer step and per microbatch, on the same noisy gradients.
 
-    >>> found = moments()
-    >>> round(found.ratio, 2), round(found.formula, 2)
+    >>> updates = moments()
+    >>> round(updates.ratio, 2), round(updates.formula, 2)
     (0.75, 0.75)
 
     Gradients 1 + noise · ε, ε normal; ε of Adam 0. A microbatch is noisier than the mean of K: its v is larger, and
     the update smaller. The formula takes v for its mean, which it nears where 1 / (1 − β₂) is many updates.
     """
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randn(steps, accumulation_steps, generator=generator, dtype=torch.float64)
-    gradients = 1 + noise * drawn
+    epsilon = torch.randn(steps, accumulation_steps, generator=generator, dtype=torch.float64)
+    gradients = 1 + noise * epsilon
     right = adam_updates(gradients.mean(1, keepdim=True), beta1, beta2)
     wrong = adam_updates(gradients, beta1, beta2)
     at = log_spaced(steps)
-    shown = torch.tensor(at) - 1
+    rows = torch.tensor(at) - 1
     late = steps // 2
     ratio = float(wrong[late:].mean() / right[late:].mean())
     formula = math.sqrt((1 + noise**2 / accumulation_steps) / (1 + noise**2))
-    return Moments(torch.tensor(at), right[shown], wrong[shown], ratio, formula, noise)
+    return Moments(torch.tensor(at), right[rows], wrong[rows], ratio, formula, noise)
 
 
 def adam_updates(gradients: Tensor, beta1: float, beta2: float) -> Tensor:

@@ -66,8 +66,8 @@ def schedules(
 ) -> Schedules:
     """Warmup and cosine by torch's LambdaLR, stepped once for an optimizer step, K times, or once for every process.
 
-    >>> found = schedules()
-    >>> found.warmup_ends, found.wrong_warmup_ends, found.wrong_ends
+    >>> schedule = schedules()
+    >>> schedule.warmup_ends, schedule.wrong_warmup_ends, schedule.wrong_ends
     (100, 13, 63)
 
     No gradient is needed to count. Raises LabError for a warmup that leaves no update for the decay.

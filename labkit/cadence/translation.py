@@ -87,10 +87,10 @@ class Translated:
         if self.measured < len(self.names):
             return "Not every training has been measured yet."
         base = float(self.losses[0, :, self.reached].mean())
-        found = "; ".join(f"{name}: {self._outcome(at)}" for at, name in enumerate(self.names[1:]))
+        outcomes = "; ".join(f"{name}: {self._outcome(at)}" for at, name in enumerate(self.names[1:]))
         return (
             f"After {int(self.samples[self.reached])} samples the base batch is {three(base)} above the least loss. "
-            f"A batch {self.factor} times as large, against it, by {self.optimizer}: {found}. "
+            f"A batch {self.factor} times as large, against it, by {self.optimizer}: {outcomes}. "
             f"± is 95 % over {self.losses.shape[1]} seeds; one made problem, so nothing here proves a rule."
         )
 
@@ -117,8 +117,8 @@ def translated(
 ) -> Iterator[Translated]:
     """Warmup and cosine on noisy least squares: base batch, and K times the batch with its schedule translated.
 
-    >>> *_, found = translated(samples=2048, factor=2)
-    >>> found.progress, found.losses.shape
+    >>> *_, last = translated(samples=2048, factor=2)
+    >>> last.progress, last.losses.shape
     (1.0, torch.Size([5, 3, 17]))
 
     A generator of the result so far. The schedule left in updates is cut off where the samples end; in samples it is

@@ -120,20 +120,20 @@ def path(
     lacks, has = NEEDS.get(rule, ("", optimizer))
     if optimizer != has:
         raise LabError(f"optimizer = {optimizer!r} {lacks}: try {has!r}")
-    given = problem(accumulation_steps, seed)
-    setting = (given, optimizer, learning_rate, steps, fixed_weights)
+    examples = problem(accumulation_steps, seed)
+    setting = (examples, optimizer, learning_rate, steps, fixed_weights)
     right, wrong = walk("once-per-window", *setting), walk(rule, *setting)
     updates = right.diff(dim=0)
     travelled, distance = float(updates.norm(dim=1).sum()), float((right[-1] - wrong[-1]).norm())
-    terms = torch.cat([START[None], updates, learning_rate * given.shares(right[:-1])])
+    terms = torch.cat([START[None], updates, learning_rate * examples.shares(right[:-1])])
     roundings = 2 * ROWS + 10  # of one gradient and its way through an optimizer
     bound = tolerance(terms, count=len(terms), depth=roundings, dtype=torch.float64, result=travelled)
-    least = (given.minimum, given.hessian, given.excess(right), given.excess(wrong))
+    least = (examples.minimum, examples.hessian, examples.excess(right), examples.excess(wrong))
     equal = distance <= bound.value * travelled
     return Path(rule, optimizer, right, wrong, *least, distance, travelled, equal, bound)
 
 
-def walk(rule: str, given: Problem, optimizer: str, learning_rate: float, steps: int, fixed_weights: bool) -> Tensor:
+def walk(rule: str, examples: Problem, optimizer: str, learning_rate: float, steps: int, fixed_weights: bool) -> Tensor:
     """The weights before the first window and after each, [T + 1, 2].
 
     >>> walk("once-per-window", problem(4, 0), "AdamW", 0.2, steps=3, fixed_weights=False).shape
@@ -144,7 +144,7 @@ def walk(rule: str, given: Problem, optimizer: str, learning_rate: float, steps:
     path = [START]
     for _ in range(steps):
         loss = _tangent(path[-1], w) if fixed_weights else _squares(w)
-        rules.rule(rule).loop(loss, given.microbatches, training)
+        rules.rule(rule).loop(loss, examples.microbatches, training)
         path.append(w.detach().clone())
     return torch.stack(path)
 
@@ -199,8 +199,8 @@ def state(
 ) -> State:
     """A number that is multiplied by c at every optimizer step, and at every microbatch.
 
-    >>> found = state(steps=1, accumulation_steps=3, coefficient=0.99)
-    >>> round(found.right[1].item(), 6), round(found.wrong[1].item(), 6)
+    >>> numbers = state(steps=1, accumulation_steps=3, coefficient=0.99)
+    >>> round(numbers.right[1].item(), 6), round(numbers.wrong[1].item(), 6)
     (0.99, 0.970299)
 
     float64, torch's AdamW and SGD. c^s and c^(sK) for a weight that decays; 1 − c^s and 1 − c^(sK) for an average;
@@ -213,8 +213,8 @@ def state(
     bound = tolerance([torch.ones(1)], count=4 * steps * K, dtype=torch.float64)
     tiny = torch.finfo(torch.float64).tiny  # smaller numbers have fewer digits
     off = max(
-        float(((found - by).abs() / by.clamp(min=tiny)).max())
-        for found, by in zip((right, wrong), expected, strict=True)
+        float(((number - by).abs() / by.clamp(min=tiny)).max())
+        for number, by in zip((right, wrong), expected, strict=True)
     )
     half = math.log(0.5) / math.log(c)
     return State(rule, s, right, wrong, *expected, float(wrong[1] / right[1]), half, half / K, off, bound)

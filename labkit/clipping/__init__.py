@@ -65,10 +65,10 @@ def orders(
     parts = taken_apart(model, microbatches, scale, max_norm)
     order, algebra = ORDERS[rule]
     right, weight = once(parts) @ parts.rows, float(once(parts)[0])
-    found = stepped_with(order, model, microbatches, scale, max_norm)
-    fitted = fit(found, parts.rows)
+    g = stepped_with(order, model, microbatches, scale, max_norm)
+    fitted = fit(g, parts.rows)
     return Ordered(
-        **vars(distance(found, right)),
+        **vars(distance(g, right)),
         rule=rule,
         refused=refusal(scale) if rule == "unscale-every" and accumulation_steps > 1 else "",
         whole=float(parts.rows.sum(0).norm()),
@@ -91,12 +91,12 @@ def taken_apart(model: nn.Module, microbatches: Microbatches, scale: float, max_
 
 def stepped_with(order: Order, model: nn.Module, microbatches: Microbatches, scale: float, max_norm: float) -> Tensor:
     """Run an order; the gradient that the optimizer found in .grad when its step began, flat."""
-    reached: list[Tensor] = []
+    gradients: list[Tensor] = []
     optimizer = SGD(model.parameters(), lr=0.1)
-    optimizer.register_step_pre_hook(lambda *_: reached.append(flat(gradient(model))))
+    optimizer.register_step_pre_hook(lambda *_: gradients.append(flat(gradient(model))))
     model.zero_grad()
     order(model, microbatches, optimizer, GradScaler("cpu", init_scale=scale), max_norm)
-    return reached[0]
+    return gradients[0]
 
 
 def refusal(scale: float) -> str:
@@ -151,8 +151,8 @@ def clip(
 ) -> Clips:
     """The whole window's gradient clipped once, against each microbatch's clipped by itself.
 
-    >>> found = clip(max_norm=10.0)  # longer than any gradient here: nothing is clipped
-    >>> found.clipped, round(found.each / found.once, 9)
+    >>> clips = clip(max_norm=10.0)  # longer than any gradient here: nothing is clipped
+    >>> clips.clipped, round(clips.each / clips.once, 9)
     (0, 1.0)
 
     Dots are measured at `max_norm` by running both loops, float64; curves follow from the microbatches' gradients.
@@ -164,7 +164,7 @@ def clip(
     start = {name: value.clone() for name, value in model.state_dict().items()}
     right = stepped_with(clip_once, model, microbatches, 1.0, max_norm)
     model.load_state_dict(start)
-    found = distance(stepped_with(clip_per_microbatch, model, microbatches, 1.0, max_norm), right)
+    difference = distance(stepped_with(clip_per_microbatch, model, microbatches, 1.0, max_norm), right)
     thresholds = torch.logspace(-1, 1, 81, dtype=torch.float64)
     lengths, cosines = _curves(parts, thresholds)
     return Clips(
@@ -172,11 +172,11 @@ def clip(
         whole=float(parts.rows.sum(0).norm()),
         norms=parts.norms,
         clipped=int((parts.norms > max_norm).sum()),
-        once=found.right_norm,
-        each=found.norm,
-        cosine=found.cosine,
-        angle=_degrees(found.cosine),
-        relative_error=found.relative_error,
+        once=difference.right_norm,
+        each=difference.norm,
+        cosine=difference.cosine,
+        angle=_degrees(difference.cosine),
+        relative_error=difference.relative_error,
         thresholds=thresholds,
         modelled_once=thresholds.clamp(max=float(parts.rows.sum(0).norm())),
         modelled_each=lengths,

@@ -39,15 +39,15 @@ def clip_per_microbatch(
 ) -> None:
     """Every microbatch's own mean gradient is clipped, and their mean over tokens is the step."""
     N = sum(valid_tokens(labels) for _, labels in microbatches)
-    kept = [torch.zeros_like(p) for p in model.parameters()]
+    totals = [torch.zeros_like(p) for p in model.parameters()]
     for tokens, labels in microbatches:
         loss = next_token_loss(model, tokens, labels, "mean")
         scaler.scale(loss).backward()
         clip_grad_norm_(model.parameters(), max_norm * scaler.get_scale())
-        for total, g in zip(kept, gradient(model), strict=True):
+        for total, g in zip(totals, gradient(model), strict=True):
             total += valid_tokens(labels) / N * g
         optimizer.zero_grad()
-    for p, total in zip(model.parameters(), kept, strict=True):
+    for p, total in zip(model.parameters(), totals, strict=True):
         p.grad = total
     scaler.step(optimizer)
     scaler.update()

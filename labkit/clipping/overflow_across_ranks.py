@@ -103,8 +103,8 @@ def ranks(
 ) -> Drift:
     """One model on two ranks, half of the parameter tensors each: one overflow, and who skips the step.
 
-    >>> found = ranks()
-    >>> float(found.distance[3]), found.factor
+    >>> drift = ranks()
+    >>> float(drift.distance[3]), drift.factor
     (0.0, 2.0)
     >>> float(ranks(agree=True).distance.max())
     0.0
@@ -118,9 +118,9 @@ def ranks(
         raise LabError(f"overflow at = {overflow_at} is after the last of {updates} steps: try {updates}")
     at = ("first", "last").index(overflow_on)
     start = flat(Transformer(seed=seed, dtype=torch.float64).parameters())
-    found, scales, own = _trained(agree, at, overflow_at, updates, seed)
+    weights, scales, own = _trained(agree, at, overflow_at, updates, seed)
     right, _, _ = _trained(True, at, overflow_at, updates, seed)
-    off, way = found - right, float((right[-1] - start).norm())
+    off, way = weights - right, float((right[-1] - start).norm())
     return Drift(
         overflow_at,
         overflow_on,

@@ -67,16 +67,16 @@ def underflow(
     exact, model = Transformer(seed=seed, dtype=torch.float64), Transformer(seed=seed)
     (next_token_loss(exact, tokens, labels, "sum") * factor).backward()
     (half_loss(model, tokens, labels, DTYPES[dtype]) * factor).backward()
-    right, found = flat(gradient(exact)), flat(gradient(model))
-    right, found = right[right != 0], found[right != 0]
-    zero, infinite, size = found == 0, ~found.isfinite(), right.abs().log2().floor().int()
+    right, half = flat(gradient(exact)), flat(gradient(model))
+    right, half = right[right != 0], half[right != 0]
+    zero, infinite, size = half == 0, ~half.isfinite(), right.abs().log2().floor().int()
     sizes = torch.arange(int(size.min()), int(size.max()) + 1)
     information = torch.finfo(DTYPES[dtype])
     return Underflow(
         dtype,
         zero=_percent(zero),
         infinite=_percent(infinite),
-        relative_error=float((found - right).norm() / right.norm()) if found.isfinite().all() else math.nan,
+        relative_error=float((half - right).norm() / right.norm()) if half.isfinite().all() else math.nan,
         smallest=math.log2(information.smallest_normal * information.eps),
         largest=math.log2(information.max),
         median=float(right.abs().log2().median()),
@@ -117,16 +117,16 @@ def per_window(model: nn.Module, microbatches: Microbatches, optimizer: Optimize
 def per_microbatch(model: nn.Module, microbatches: Microbatches, optimizer: Optimizer, scaler: GradScaler) -> None:
     """Wrong: the scaler checks and counts every microbatch; the gradients themselves are kept apart and added right."""
     N = sum(valid_tokens(labels) for _, labels in microbatches)
-    kept = [torch.zeros_like(p) for p in model.parameters()]
+    totals = [torch.zeros_like(p) for p in model.parameters()]
     for tokens, labels in microbatches:
         scaler.scale(half_loss(model, tokens, labels) / N).backward()
         scaler.unscale_(optimizer)
         scaler.update()
-        for total, g in zip(kept, gradient(model), strict=True):
+        for total, g in zip(totals, gradient(model), strict=True):
             total += g
         optimizer.zero_grad()
-    if all(total.isfinite().all() for total in kept):
-        for p, total in zip(model.parameters(), kept, strict=True):
+    if all(total.isfinite().all() for total in totals):
+        for p, total in zip(model.parameters(), totals, strict=True):
             p.grad = total
         optimizer.step()
         optimizer.zero_grad()
@@ -163,8 +163,8 @@ def overflow(
 ) -> Iterator[Overflows]:
     """A training in float16 whose scaler looks for the largest scale: counted in windows, and in microbatches.
 
-    >>> *_, found = overflow(updates=20)
-    >>> found.right_skipped < found.wrong_skipped
+    >>> *_, last = overflow(updates=20)
+    >>> last.right_skipped < last.wrong_skipped
     True
 
     A generator of the result so far. torch.amp.GradScaler and torch.autocast on the CPU: each overflow is one of

@@ -26,7 +26,7 @@ MB = 1e6
 
 def run_all_reduces(rank: int, world: int, *, payloads: Sequence[tuple[int, int]]) -> list[list[float]]:
     """Seconds of each repeat, for every payload of (bytes, messages)."""
-    found = []
+    times = []
     for size, messages in payloads:
         parts = torch.ones(size // 4).tensor_split(messages)
         seconds = []
@@ -36,8 +36,8 @@ def run_all_reduces(rank: int, world: int, *, payloads: Sequence[tuple[int, int]
             for part in parts:
                 dist.all_reduce(part)
             seconds.append(time.perf_counter() - start)
-        found.append(seconds[1:])  # the first one warms up
-    return found
+        times.append(seconds[1:])  # the first one warms up
+    return times
 
 
 @dataclass(frozen=True)
@@ -56,29 +56,29 @@ class Line:
 def line(sizes: Sequence[float], seconds: Sequence[float]) -> Line:
     """The line with the least relative error, neither of its two numbers negative.
 
-    >>> found = line([0, 100, 1000], [1.0, 2.0, 11.0])
-    >>> round(found.latency, 6), round(found.per_byte, 6), round(found.residual, 6)
+    >>> fit = line([0, 100, 1000], [1.0, 2.0, 11.0])
+    >>> round(fit.latency, 6), round(fit.per_byte, 6), round(fit.residual, 6)
     (1.0, 0.01, 0.0)
 
     Least squares of (latency + bytes × per_byte) / measured − 1: 4 bytes and 8 MB count alike.
     """
     t = torch.tensor(seconds, dtype=torch.float64)
     columns = torch.stack([1 / t, torch.tensor(sizes, dtype=torch.float64) / t], 1)
-    best = min((_fit(columns, kept) for kept in ((0, 1), (0,), (1,))), key=lambda found: found[0])
+    best = min((_fit(columns, chosen) for chosen in ((0, 1), (0,), (1,))), key=lambda fit: fit[0])
     latency, per_byte = best[1].tolist()
     return Line(latency, per_byte, best[0])
 
 
-def _fit(columns: Tensor, kept: tuple[int, ...]) -> tuple[float, Tensor]:
+def _fit(columns: Tensor, chosen: tuple[int, ...]) -> tuple[float, Tensor]:
     """The root mean square that is left with these columns, and both numbers; ∞ where one is negative."""
-    used = columns[:, kept]
-    scale = used.norm(dim=0)
-    found = torch.zeros(2, dtype=torch.float64)
-    found[list(kept)] = (
-        torch.linalg.lstsq(used / scale, torch.ones(len(used), 1, dtype=used.dtype)).solution[:, 0] / scale
+    part = columns[:, chosen]
+    scale = part.norm(dim=0)
+    numbers = torch.zeros(2, dtype=torch.float64)
+    numbers[list(chosen)] = (
+        torch.linalg.lstsq(part / scale, torch.ones(len(part), 1, dtype=part.dtype)).solution[:, 0] / scale
     )
-    miss = float((columns @ found - 1).square().mean().sqrt())
-    return (miss if bool((found >= 0).all()) else float("inf")), found
+    miss = float((columns @ numbers - 1).square().mean().sqrt())
+    return (miss if bool((numbers >= 0).all()) else float("inf")), numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,8 +106,8 @@ def allreduce(
 ) -> AllReduce:
     """Time of an all-reduce from 4 B to 8 MB, a line through it, and a payload in one message or many.
 
-    >>> found = allreduce()
-    >>> found.latency > 0, found.modelled > found.messages * found.latency
+    >>> times = allreduce()
+    >>> times.latency > 0, times.modelled > times.messages * times.latency
     (True, True)
 
     gloo over 127.0.0.1, float32, the ranks start together; a repeat takes as long as its slowest rank. The times are
@@ -115,18 +115,18 @@ def allreduce(
     """
     size = round(payload * MB / 4) * 4
     spreads = _measured(ranks, [*((each, 1) for each in SIZES), (size, messages)])
-    found = line(SIZES, [each.median / 1e3 for each in spreads[:-1]])
+    fit = line(SIZES, [each.median / 1e3 for each in spreads[:-1]])
     return AllReduce(
         ranks,
         torch.tensor(SIZES),
         tuple(spreads[:-1]),
-        found,
-        latency=1e3 * found.latency,
-        bandwidth=1 / found.per_byte / MB if found.per_byte else float("inf"),
-        residual=100 * found.residual,
+        fit,
+        latency=1e3 * fit.latency,
+        bandwidth=1 / fit.per_byte / MB if fit.per_byte else float("inf"),
+        residual=100 * fit.residual,
         payload=size,
         messages=messages,
-        modelled=1e3 * found.seconds(size, messages),
+        modelled=1e3 * fit.seconds(size, messages),
         found=spreads[-1],
     )
 

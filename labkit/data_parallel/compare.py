@@ -51,12 +51,12 @@ class Share:
         length = float(self.right.norm()) * self.total
         return tolerance(self.rows, count=self.total, depth=depth(self.model), dtype=torch.float64, result=length)
 
-    def fitted(self, found: Tensor) -> Tensor:
+    def fitted(self, g: Tensor) -> Tensor:
         """The weight × N of every microbatch in a gradient; 0 without a valid token, NaN where it is not finite."""
         there = self.rows.any(1)
         values = torch.where(there, torch.nan, 0.0).double()
-        if bool(found.isfinite().all()):
-            values[there] = fit(found, self.rows[there]).values * self.total
+        if bool(g.isfinite().all()):
+            values[there] = fit(g, self.rows[there]).values * self.total
         return values
 
 
@@ -75,8 +75,8 @@ def drawn(ranks: int, K: int, shortest: int, seed: int) -> list[list[Batch]]:
     >>> [len(rank) for rank in drawn(2, 3, 4, 0)]
     [3, 3]
     """
-    cut = split(*batch(seed, 2 * ranks * K, shortest=shortest), ranks * K)
-    return [cut[rank * K : (rank + 1) * K] for rank in range(ranks)]
+    microbatches = split(*batch(seed, 2 * ranks * K, shortest=shortest), ranks * K)
+    return [microbatches[rank * K : (rank + 1) * K] for rank in range(ranks)]
 
 
 def apart(gradients: Sequence[Tensor], right: Tensor) -> float:
@@ -115,19 +115,21 @@ def recipes(
     Every rank has K microbatches of two documents; no_sync for all but the last. float64. The weights are fitted to
     the gradient that each rank really has after its last backward.
     """
-    here = share(drawn(ranks, accumulation_steps, shortest, seed), seed)
+    reference = share(drawn(ranks, accumulation_steps, shortest, seed), seed)
     run = "labkit.data_parallel.rank_losses:run_recipe"
-    found = torch.tensor(workers.run(run, ranks, recipe=recipe, batches=here.plain, seed=seed), dtype=torch.float64)
-    counts = [ranked(here.counts, seen_from) for seen_from in range(ranks)]
+    gradients = torch.tensor(
+        workers.run(run, ranks, recipe=recipe, batches=reference.plain, seed=seed), dtype=torch.float64
+    )
+    counts = [ranked(reference.counts, seen_from) for seen_from in range(ranks)]
     return Recipe(
-        **vars(distance(found[0], here.right)),
+        **vars(distance(gradients[0], reference.right)),
         recipe=recipe,
         ranks=ranks,
         counts=counts[0].counts,
         owner=torch.tensor(counts[0].owner),
-        fitted=torch.stack([here.fitted(each) for each in found]),
+        fitted=torch.stack([reference.fitted(each) for each in gradients]),
         predicted=torch.stack([weights(recipe, each) for each in counts]),
-        residual=fit(found[0], here.rows).residual,
-        apart=apart(list(found), here.right),
-        tolerance=here.tolerance,
+        residual=fit(gradients[0], reference.rows).residual,
+        apart=apart(list(gradients), reference.right),
+        tolerance=reference.tolerance,
     )

@@ -17,7 +17,7 @@ def averaged(payload: Tensor) -> torch.futures.Future[Tensor]:
     """The mean of a bucket over the ranks, on its way: a hook has to divide by W itself."""
     work = dist.all_reduce(payload.div_(dist.get_world_size()), async_op=True)
     future: torch.futures.Future[list[Tensor]] = work.get_future()
-    return future.then(lambda done: done.value()[0])
+    return future.then(lambda means: means.value()[0])
 
 
 def counted(messages: list[int], bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -31,8 +31,8 @@ def timed(spans: list[Span], bucket: GradBucket) -> torch.futures.Future[torch.T
     span = [time.perf_counter()]
     spans.append(span)
 
-    def arrived(done: torch.futures.Future[Tensor]) -> Tensor:
+    def arrived(mean: torch.futures.Future[Tensor]) -> Tensor:
         span.append(time.perf_counter())
-        return done.value()
+        return mean.value()
 
     return averaged(bucket.buffer()).then(arrived)

@@ -41,10 +41,10 @@ def killed(
 ) -> Killed:
     """Kill a rank while the others wait for it, and run again.
 
-    >>> found = killed()
-    >>> found.said.partition(" (")[0]
+    >>> outcome = killed()
+    >>> outcome.said.partition(" (")[0]
     'rank 1 of 2 was killed by SIGKILL'
-    >>> found.answers
+    >>> outcome.answers
     (2.0, 2.0)
 
     A real SIGKILL. Raises LabError for a rank that is not there, and under torchrun, which ends everything then.

@@ -93,13 +93,13 @@ def run_patterns(
     def loss(model: nn.Module, microbatch: Batch) -> Tensor:
         return next_token_loss(model, *microbatch, "sum") * world / total
 
-    found = []
+    results = []
     for pattern in PATTERNS.values():
         model, messages = replica(seed), list[int]()
         model.register_comm_hook(messages, counted)
         pattern(model, received(batches[rank]), loss)
-        found.append((messages, left(model)))
-    return found
+        results.append((messages, left(model)))
+    return results
 
 
 @dataclass(frozen=True)
@@ -138,14 +138,14 @@ def collectives(
 
     Counted by a communication hook in real DistributedDataParallel; float64; the loss is right in all six.
     """
-    here = share(drawn(ranks, accumulation_steps, 4, seed), seed)
+    reference = share(drawn(ranks, accumulation_steps, 4, seed), seed)
     run = "labkit.data_parallel.no_sync:run_patterns"
-    answers = workers.run(run, ranks, batches=here.plain, total=here.total, seed=seed)
-    found = []
+    answers = workers.run(run, ranks, batches=reference.plain, total=reference.total, seed=seed)
+    patterns = []
     for name, (messages, _), *gradients in zip(PATTERNS, answers[0], *_gradients(answers), strict=True):
-        error = distance(gradients[0], here.right).relative_error
-        found.append(Pattern(name, len(messages), sum(messages), error, apart(gradients, here.right)))
-    return Collectives(accumulation_steps, ranks, here.tolerance.value, tuple(found))
+        error = distance(gradients[0], reference.right).relative_error
+        patterns.append(Pattern(name, len(messages), sum(messages), error, apart(gradients, reference.right)))
+    return Collectives(accumulation_steps, ranks, reference.tolerance.value, tuple(patterns))
 
 
 def _gradients(answers: list[list[tuple[list[int], list[float]]]]) -> list[list[Tensor]]:

@@ -30,9 +30,9 @@ def finite(model: nn.Module) -> bool:
 
 def agreed(overflow: bool) -> bool:
     """Whether any rank has an overflow: one all-reduce with MAX."""
-    found = torch.tensor(float(overflow))
-    dist.all_reduce(found, dist.ReduceOp.MAX)
-    return bool(found)
+    flag = torch.tensor(float(overflow))
+    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return bool(flag)
 
 
 def spoil(model: nn.Module) -> None:
@@ -70,7 +70,7 @@ def run_training(
     """After every step: how far this replica is from the first, how far it has gone, log2 of its scale."""
     model, scaler = replica(seed), GradScaler("cpu", init_scale=1024.0)
     optimizer = SGD(model.parameters(), lr=0.1)
-    start, found = flat(model.parameters()), []
+    start, distances = flat(model.parameters()), []
     for step in range(1, updates + 1):
         tokens, labels = batch(batches[step - 1] + rank, 1, text="made")
         loss = next_token_loss(model, tokens, labels, "sum") / valid_tokens(labels)
@@ -78,8 +78,8 @@ def run_training(
         here = flat(model.parameters())
         first = here.clone()
         dist.broadcast(first, 0)
-        found.append((float((here - first).norm()), float((here - start).norm()), math.log2(scaler.get_scale())))
-    return found
+        distances.append((float((here - first).norm()), float((here - start).norm()), math.log2(scaler.get_scale())))
+    return distances
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +132,6 @@ def overflow(
         batches=[1_000_003 * (seed + 1) + 10 * step for step in range(updates)],
         seed=seed,
     )
-    found = torch.tensor(answers, dtype=torch.float64)  # rank, step, what
-    far, way, _ = found.amax(0).unbind(1)
-    return Drift(agree, overflow_on, overflow_at, 100 * far / way.clamp(min=1e-300), found[:, -1, 2])
+    distances = torch.tensor(answers, dtype=torch.float64)  # rank, step, what
+    far, way, _ = distances.amax(0).unbind(1)
+    return Drift(agree, overflow_on, overflow_at, 100 * far / way.clamp(min=1e-300), distances[:, -1, 2])

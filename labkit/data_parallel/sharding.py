@@ -62,7 +62,7 @@ def run_sharded(
     model, x = sharded(stack(seed), world), examples(world, K, seed)
     if gathered:
         model.set_reshard_after_forward(False)
-    with Counted() as seen:
+    with Counted() as counter:
         for at in range(K):
             model.set_requires_gradient_sync(at == K - 1 or not last_only)
             model.set_reshard_after_backward(at == K - 1 or not gathered)
@@ -71,7 +71,7 @@ def run_sharded(
     shards = [p.grad for p in model.parameters()]
     mine = sum(each.to_local().numel() for each in shards)
     whole: list[float] = flat(each.full_tensor() for each in shards).tolist()
-    return seen.calls["_reduce_scatter_base_"], seen.calls["_allgather_base_"], mine, whole
+    return counter.calls["_reduce_scatter_base_"], counter.calls["_allgather_base_"], mine, whole
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ def fsdp(
 ) -> Sharded:
     """One optimizer step with parameters in shards: collectives counted, and the gradient against the whole batch.
 
-    >>> found = fsdp()
-    >>> found.reduce_scatters, found.all_gathers, fsdp(last_only=False).reduce_scatters, fsdp(gathered=True).all_gathers
+    >>> step = fsdp()
+    >>> step.reduce_scatters, step.all_gathers, fsdp(last_only=False).reduce_scatters, fsdp(gathered=True).all_gathers
     (4, 24, 12, 4)
 
     torch.distributed.fsdp.fully_shard on the CPU, float64. A rank that does not synchronise keeps whole gradients until
@@ -112,10 +112,10 @@ def fsdp(
     scatters, gathers, mine, whole = answers[0]
     model, x = stack(seed), examples(ranks, accumulation_steps, seed).flatten(0, 2)
     (model(x).square().sum() / len(x)).backward()
-    right, found = flat(gradient(model)), torch.tensor(whole, dtype=torch.float64)
+    right, sharded_gradient = flat(gradient(model)), torch.tensor(whole, dtype=torch.float64)
     terms = [_one(model, each, len(x)) for each in x]
     bound = tolerance(terms, count=len(x), depth=depth(model), dtype=torch.float64, result=float(right.norm()))
-    error = distance(found, right).relative_error
+    error = distance(sharded_gradient, right).relative_error
     return Sharded(scatters, gathers, LAYERS, accumulation_steps, mine, len(right), error, bound.value)
 
 

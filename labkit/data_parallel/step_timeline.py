@@ -120,8 +120,8 @@ def timeline(
 ) -> Timeline:
     """One optimizer step on real ranks, in time: what the synchronisation takes, and how much a backward hides.
 
-    >>> found = timeline(bucket_cap=25)
-    >>> found.messages, len({each.rank for each in found.stretches})
+    >>> step = timeline(bucket_cap=25)
+    >>> step.messages, len({each.rank for each in step.stretches})
     (1, 2)
 
     Four layers of 256 × 256, float32, SGD. perf_counter is one clock for all processes of a machine. A communication
@@ -163,13 +163,13 @@ def _last(spans: list[Span]) -> float:
 
 def _stretches(steps: list[Step]) -> tuple[Stretch, ...]:
     """One step of every rank, in milliseconds from its earliest start."""
-    zero, found = min(ticks[0] for ticks, _ in steps), list[Stretch]()
+    zero, stretches = min(ticks[0] for ticks, _ in steps), list[Stretch]()
     for rank, (ticks, spans) in enumerate(steps):
         waits = spans[-1][0]
         edges = [*ticks[:-2], waits, ticks[-2], ticks[-1]]
         names = ["microbatch"] * (len(ticks) - 2) + ["wait", "update"]
         parts = [*zip(names, edges[:-1], edges[1:], strict=True)]
-        parts += [("all-reduce", left, arrived) for left, arrived in spans]
+        parts += [("all-reduce", departure, arrival) for departure, arrival in spans]
         for name, start, end in parts:
-            found.append(Stretch(rank, name, 1e3 * (start - zero), 1e3 * (end - zero)))
-    return tuple(found)
+            stretches.append(Stretch(rank, name, 1e3 * (start - zero), 1e3 * (end - zero)))
+    return tuple(stretches)

@@ -61,14 +61,14 @@ def run_policies(
     rank: int, world: int, *, batches: Sequence[Plain], total: int, seed: int
 ) -> list[tuple[float, list[float]]]:
     """For every policy: this rank's loss, and the gradient that it has after the all-reduce."""
-    found = []
+    results = []
     for policy in POLICIES.values():
         model = replica(seed)
         (microbatch,) = received(batches[rank])
         loss = policy(model, *microbatch, total, world)
         loss.backward()
-        found.append((loss.item(), left(model)))
-    return found
+        results.append((loss.item(), left(model)))
+    return results
 
 
 @dataclass(frozen=True)
@@ -110,17 +110,17 @@ def empty_rank(
         raise LabError(f"empty = {empty} is no rank of {ranks}, which are 0 … {ranks - 1}: try {ranks - 1}")
     microbatches = drawn(ranks, 1, 4, seed)
     microbatches[empty][0][1].fill_(IGNORE)
-    here = share(microbatches, seed)
+    reference = share(microbatches, seed)
     run = "labkit.data_parallel.uneven_ranks:run_policies"
-    answers = workers.run(run, ranks, batches=here.plain, total=here.total, seed=seed)
+    answers = workers.run(run, ranks, batches=reference.plain, total=reference.total, seed=seed)
     policies = []
     for at, name in enumerate(POLICIES):
         losses, gradients = zip(*(answer[at] for answer in answers), strict=True)
-        found = torch.tensor(gradients, dtype=torch.float64)
-        broken = int((~found.isfinite().all(1)).sum())
-        off = distance(found[0], here.right)
-        policies.append(Policy(name, losses[empty], broken, off.relative_error, off.norm_ratio))
-    return EmptyRank(ranks, tuple(map(sum, here.counts)), here.tolerance.value, tuple(policies))
+        by_rank = torch.tensor(gradients, dtype=torch.float64)
+        broken = int((~by_rank.isfinite().all(1)).sum())
+        error = distance(by_rank[0], reference.right)
+        policies.append(Policy(name, losses[empty], broken, error.relative_error, error.norm_ratio))
+    return EmptyRank(ranks, tuple(map(sum, reference.counts)), reference.tolerance.value, tuple(policies))
 
 
 # Uneven numbers of microbatches. loss(model, microbatch) is the right share, summed loss × W / N.
@@ -185,8 +185,8 @@ def uneven(
 ) -> Uneven:
     """The last rank has fewer microbatches: with join, without, and with one synchronisation a rank.
 
-    >>> found = uneven()
-    >>> found.steps, found.hangs, found.fitted.round(decimals=6).tolist()
+    >>> step = uneven()
+    >>> step.steps, step.hangs, step.fitted.round(decimals=6).tolist()
     ((4, 3), '', [0.5, 0.5, 0.5, 1.0, 0.5, 0.5, 0.5])
 
     Real DistributedDataParallel, float64, the loss is right in all ways. A rank that gives no answer within a second
@@ -197,25 +197,27 @@ def uneven(
         raise LabError(f"missing = {missing} is too much for the last rank's {accumulation_steps}: try {most}")
     microbatches = drawn(ranks, accumulation_steps, 4, seed)
     microbatches[-1] = microbatches[-1][: accumulation_steps - missing]
-    here = share(microbatches, seed)
+    reference = share(microbatches, seed)
     workers.run("labkit.workers:total", ranks, value=1)  # so that the patience below is not for starting the ranks
     answer, hangs = [math.nan], ""
     try:
         run = "labkit.data_parallel.uneven_ranks:run_way"
-        answer, *_ = workers.run(run, ranks, timeout=PATIENCE, way=way, batches=here.plain, total=here.total, seed=seed)
+        answer, *_ = workers.run(
+            run, ranks, timeout=PATIENCE, way=way, batches=reference.plain, total=reference.total, seed=seed
+        )
     except LabError as error:
         hangs = str(error)
-    found = torch.tensor(answer, dtype=torch.float64).expand_as(here.right)
-    counted = ranked(here.counts)
-    error_ = distance(found, here.right).relative_error
-    steps = tuple(map(len, here.counts))
+    g = torch.tensor(answer, dtype=torch.float64).expand_as(reference.right)
+    counts = ranked(reference.counts)
+    error_ = distance(g, reference.right).relative_error
+    steps = tuple(map(len, reference.counts))
     return Uneven(
         way,
         steps,
         hangs,
         error_,
-        torch.tensor(counted.owner),
-        counted.counts,
-        here.fitted(found),
-        here.tolerance.value,
+        torch.tensor(counts.owner),
+        counts.counts,
+        reference.fitted(g),
+        reference.tolerance.value,
     )
