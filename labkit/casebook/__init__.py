@@ -1,35 +1,6 @@
 """The casebook: faults that were really shipped, each run live beside the right loop.
 
-A new case is one entry. Two loops, what runs them, and the words; the lab's list and the picture of all follow by
-themselves:
-
->>> import torch
->>> from labkit import casebook
->>> def of_each_device(losses):
-...     return torch.stack([loss.mean() for loss in losses]).mean()
->>> def of_all(losses):
-...     return torch.cat(losses).mean()
->>> def two_devices(loop):
-...     return loop([torch.tensor([8.0]), torch.tensor([3.0, 2.0, 1.0])]).item()
->>> mine = casebook.Case(
-...     id="C01",
-...     topic="a log of means",
-...     family="counting",
-...     source="owner/name#1",
-...     symptom="The logged loss jumps when a device gets a short text.",
-...     fault="It is the mean of the devices' means.",
-...     recognise="Log the sum of the losses and the number of tokens: their quotient does not jump.",
-...     given="One loss of 8 on the first device; 3, 2, 1 on the second.",
-...     number="logged loss",
-...     wrong=of_each_device,
-...     right=of_all,
-...     measure=two_devices,
-... )
->>> mine.run()
-(5.0, 3.5)
-
-`casebook.add(mine)` puts it into the book; a case that others shall have stands in the module of its family. With
-`step` and `word` (see `Case`) the audit judges it too; loops that need ranks call `labkit.workers.run` in `measure`.
+A new case is one entry; the lab's list and the picture of all follow by themselves. docs/contributing.md adds one.
 """
 
 from __future__ import annotations

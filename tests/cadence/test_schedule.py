@@ -88,7 +88,7 @@ def test_what_a_loop_counts(updates: int, K: int) -> None:
     found = schedules(updates=updates, accumulation_steps=K, warmup=10)
     assert (found.evaluations_right, found.evaluations_wrong) == (updates // 100, updates * K // 100)
     assert (found.scaler_growths_right, found.scaler_growths_wrong) == (updates // 2000, updates * K // 2000)
-    assert evaluations(4000, 1) == 40 and growths(4000, 1) == 2 == growths(1000, 4)
+    assert evaluations(4000, 1) == 40 and growths(4000, 1) == 2 == growths(1000, 4) and growths(3999, 1) == 1
 
 
 def test_the_growth_interval_is_torchs_and_its_scaler_grows_as_often() -> None:

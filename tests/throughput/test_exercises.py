@@ -245,6 +245,7 @@ def test_rows_are_known_again_cut_or_padded_and_in_any_order() -> None:
         ((100, 101, 100), (101, 100, 101), "Score: as fast, 1.01 times the valid tokens/s"),
         ((100, 160, 70), (110, 90, 150), "Score: cannot tell, 1.1 times the valid tokens/s"),
         ((100, 101, 99), (103, 104, 102), "Score: cannot tell, 1.03 times the valid tokens/s"),
+        ((100, 101, 99), (98, 99, 97), "Score: cannot tell, 0.98 times the valid tokens/s"),
     ],
 )
 def test_every_score_in_words_from_made_throughputs(before: Any, after: Any, words: str) -> None:
