@@ -25,7 +25,8 @@ from labkit.learner.notebooks import notebooks
 from labkit.nets import Transformer
 
 ROOT = pathlib.Path(__file__).parents[2]
-GUIDE = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
+GUIDES = ROOT / "docs"
+GUIDE = (GUIDES / "contributing.md").read_text(encoding="utf-8")
 FILES = re.findall(r"`([\w/]+\.\w+)`:\n\n```\w+\n(.*?)```", GUIDE, re.DOTALL)
 PYTHON = [path for path in dict.fromkeys(path for path, _ in FILES) if path.endswith(".py")]
 CASE = next(block for block in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL) if "casebook import" in block)
@@ -124,5 +125,12 @@ def test_it_says_what_everything_is_and_what_it_names_is_there() -> None:
         assert f"`{name}`" in GUIDE or each.name == "__main__", f"docs/contributing.md does not say what {name} is"
     targets = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert [name for name in re.findall(r"^make (\w+)", GUIDE, re.MULTILINE) if f"\n{name}:" not in targets] == []
-    places = {*re.findall(r"`((?:labkit|tests)/[\w/]+(?:\.py)?)`", GUIDE)} - {path for path, _ in FILES}
-    assert [place for place in places if "slopes" not in place and not (ROOT / place).exists()] == []
+
+
+@pytest.mark.parametrize("document", [ROOT / "README.md", *sorted(GUIDES.glob("*.md"))], ids=lambda path: path.name)
+def test_documents_name_only_what_is_there(document: pathlib.Path) -> None:
+    text = re.sub(r"\S*(slopes|audit_step)\S*", "", document.read_text(encoding="utf-8"))  # files of the reader's own
+    for name in {*re.findall(r"\blabkit(?:\.\w+)+", text)}:
+        assert pkgutil.resolve_name(name) is not None
+    places = {*re.findall(r"\b(?:labkit|tests|docs|examples|notebooks)/[\w/.]*\w", text)}
+    assert [place for place in places if not (ROOT / place).exists()] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pathlib
 import pkgutil
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from labkit.__main__ import main
 from labkit.audit import Report
 from labkit.batch import Plan
 from labkit.device import Machine
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 # A name may be added; one that is taken away breaks a notebook, a lesson or somebody's script.
 MATHEMATICS = {
@@ -117,7 +120,8 @@ def test_former_names_are_the_same_functions() -> None:
 
 def said(*code: str) -> list[str]:
     """What a fresh interpreter prints."""
-    done = subprocess.run([sys.executable, "-c", "\n".join(code)], capture_output=True, text=True, timeout=120)
+    python = [sys.executable, "-c", "\n".join(code)]
+    done = subprocess.run(python, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert not done.returncode, done.stderr
     return done.stdout.splitlines()
 
