@@ -8,15 +8,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from labkit.corpus import Batch
+from labkit.denominators import DENOMINATORS, RULES, counts
 from labkit.device import quota_threads
 from labkit.exercise import sandbox
 from labkit.exercise.formula import Exercise
 from labkit.exercise.verdict import EMPTY, ROUNDED, Function, Verdict, aside, exercise, refused, within
 from labkit.fit import distance, fit, flat, gradient
 from labkit.nets import IGNORE
-from labkit.pipeline.stages import LENGTH, data, model
+from labkit.pipeline.stages import data, model
 from labkit.pipeline.step import sums
 from labkit.pipeline.timing import bubble as right_bubble
 from labkit.tolerance import depth, tolerance
@@ -97,6 +100,12 @@ class Run:
     weights: Tensor  # fitted weight × N of every row with a valid token
     residual: float
     right: bool
+
+    @property
+    def batch(self) -> list[Batch]:
+        """Its microbatches, of labels that stand one place before their targets."""
+        labels = F.pad(self.targets, (1, 0), value=IGNORE)
+        return [(each, each) for each in labels.tensor_split(self.microbatches)]
 
     @property
     def finite(self) -> bool:
@@ -197,34 +206,16 @@ DIVIDED = {  # what a loss divides its sum by, and the words for it
     "N": "the sum over N",
     "n": "each microbatch's own mean",
     "1": "the sum, never divided by N",
-    "size": "the mean over all targets, the ignored too",
-    "SIZE": "the sum over all targets of the batch, the ignored too",
-    "rows": "the sum over the microbatch's rows",
-    "ROWS": "the sum over the batch's rows",
-    "T": "the sum over the length of a row",
-    "means": "the mean of each row's own mean",
-    "sums": "the sum of each row's own mean",
+    "padded": "the mean over all targets, the ignored too",
+    "PADDED": "the sum over all targets of the batch, the ignored too",
+    "b": "the sum over the microbatch's rows",
+    "B": "the sum over the batch's rows",
+    "length": "the sum over the length of a row",
+    "s b": "the mean of each row's own mean",
+    "s": "the sum of each row's own mean",
     "N n": "each microbatch's own mean, over N once more",
 }
-
-
-def denominators(r: Run) -> dict[str, Tensor]:
-    """Each of them, once for every row with a valid token."""
-    valid, parts = r.targets != IGNORE, (r.targets != IGNORE).tensor_split(r.microbatches)
-    own, one = valid.sum(1).double(), torch.ones(len(valid), dtype=torch.float64)
-    n = torch.cat([part.sum().double().expand(len(part)) for part in parts])
-    b = torch.cat([torch.tensor(float(len(part))).double().expand(len(part)) for part in parts])
-    N, B = own.sum(), len(valid)
-    found = {"N": N * one, "n": n, "1": one, "size": b * LENGTH, "SIZE": B * LENGTH * one, "rows": b, "ROWS": B * one}
-    found |= {"T": LENGTH * one, "means": b * own, "sums": own, "N n": N * n}
-    return {name: values[own > 0] for name, values in found.items()}
-
-
-WORDS = {
-    ("n", 1): "mean-of-means", ("n", 0): "sum-of-means", ("1", 0): "token-sum", ("1", 1): "token-sum",
-    ("N", 1): "double-division", ("SIZE", 0): "padded-count", ("size", 1): "padded-count",
-    ("means", 1): "sequence-means",
-}  # fmt: skip
+WORDS = RULES | {("1", 1): "token-sum", ("padded", 1): "padded-count", ("s b", 1): "sequence-means"}
 FIX = "return the sum over this microbatch's valid tokens divided by N, with scale_grads=False"
 
 
@@ -264,11 +255,8 @@ def _named(measured: Sequence[Run], shown: Run, scale_grads: bool) -> str:
 
 def _factors(measured: Sequence[Run], name: str, power: int) -> Tensor:
     """The weights found over those of a loss that is divided so, and `power` times by M; 1: that is what it was."""
-    found = [
-        run.weights * denominators(run)[name] * run.microbatches**power / (run.targets != IGNORE).sum()
-        for run in measured
-    ]
-    return torch.cat(found)
+    c = counts(*(run.batch for run in measured))
+    return torch.cat([run.weights for run in measured]) * DENOMINATORS[name].count(c) * c.K**power / c.N
 
 
 def _close(factors: Tensor, value: float) -> bool:

@@ -19,9 +19,10 @@ from torch.nn.utils import clip_grad_norm_
 
 from labkit import check, rules
 from labkit.accumulation.exercises import WINDOWS, _cost, _window
-from labkit.accumulation.exercises.loops import DIVIDED, NAMED, THEN, WHICH, Part, counts, predicted
+from labkit.accumulation.exercises.loops import DIVIDED, NAMED, THEN, WHICH, Part, predicted
 from labkit.accumulation.exercises.loops import Loop as Decisions
 from labkit.corpus import Batch, made, window
+from labkit.denominators import counts
 from labkit.exercise.verdict import Verdict
 from labkit.nets import IGNORE, next_token_loss, valid_tokens
 

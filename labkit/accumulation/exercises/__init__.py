@@ -10,17 +10,17 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from labkit.accumulation import Comparison, compare
-from labkit.accumulation.exercises.loops import ALWAYS, DIVIDED, NAMED, ONCE, THEN, WHICH, Loop, Part, counts, predicted
+from labkit.accumulation.exercises.loops import ALWAYS, DIVIDED, NAMED, ONCE, THEN, WHICH, Loop, Part, predicted
 from labkit.accumulation.exercises.token_formulas import token_mean as token_mean
 from labkit.accumulation.exercises.token_formulas import token_weight as token_weight
 from labkit.corpus import Batch, batch, split
+from labkit.denominators import Counts, counts
 from labkit.device import quota_threads
 from labkit.exercise import sandbox
 from labkit.exercise.verdict import EMPTY, ROUNDED, Function, Verdict, aside, exercise, listed, refused, within
@@ -185,7 +185,7 @@ def _cost(loop: Loop) -> int:
     return WHICH[loop[0]].cost + DIVIDED[loop[1]].cost + THEN[loop[2]].cost
 
 
-def _always(f: SimpleNamespace, found: Tensor, shown: Run) -> Said | None:
+def _always(f: Counts, found: Tensor, shown: Run) -> Said | None:
     """A loop of the tables times one number that is the same in every window."""
     for which, divided in itertools.product(WHICH, DIVIDED):
         base = predicted((which, divided, ""), f)

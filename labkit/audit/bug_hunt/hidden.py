@@ -11,30 +11,24 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from labkit.cadence.stepping import adam_states
-from labkit.corpus import Batch, Window, window
-from labkit.nets import IGNORE, draw, next_token_loss
+from labkit.corpus import Batch, window
+from labkit.nets import draw, next_token_loss
+from labkit.rules import rule
 
 VOCABULARY, WIDTH = 32, 6
 LIMIT = {"clip-per-microbatch": 0.03}  # elsewhere the clip has nothing to shorten
 SECRET = 3  # how many microbatches a window has less than its K, where it is a tail
 
-# What a summed loss is divided by.
-DIVISORS: dict[str, Callable[[Window, float], float]] = {
-    "token-mean": lambda w, n: w.total,
-    "mean-of-means": lambda w, n: len(w.valid) * n,
-    "sum-of-means": lambda w, n: n,
-    "token-sum": lambda w, n: 1.0,
-    "double-division": lambda w, n: w.total * len(w.valid),
-    "padded-count": lambda w, n: w.positions,
-    "unshifted-count": lambda w, n: w.labelled,
-    "tail-divided-by-k": lambda w, n: (len(w.valid) + SECRET) * n,
-}
+LOSSES = (  # the loss of a microbatch is another
+    *("token-mean", "mean-of-means", "sum-of-means", "token-sum", "double-division"),
+    *("padded-count", "unshifted-count", "tail-divided-by-k", "sequence-means"),
+)
 EACH = (  # what happens at every microbatch
     *("last-microbatch-only", "clip-per-microbatch", "step-per-microbatch"),
     *("schedule-per-microbatch", "adam-count-per-microbatch"),
 )
 LAYERS = ("nondeterministic", "batch-dependent-layer")
-WORDS = (*DIVISORS, "sequence-means", *EACH, *LAYERS)
+WORDS = (*LOSSES, *EACH, *LAYERS)
 
 Microbatches = Sequence[Batch]
 
@@ -87,15 +81,12 @@ class Trainer:
         self.finish(stepped=self.word == "step-per-microbatch")
 
     def losses(self, microbatches: Microbatches) -> Iterator[Tensor]:
-        """The loss of every microbatch, divided as the word has it."""
-        counted = window(microbatches)
-        for (tokens, labels), n in zip(microbatches, counted.counts.tolist(), strict=True):
-            if self.word == "sequence-means":
-                each = next_token_loss(self.model, tokens, labels, "none").sum(1)
-                yield (each / (labels[:, 1:] != IGNORE).sum(1)).sum() / len(counted.sequences)
-            else:
-                divisor = DIVISORS.get(self.word, DIVISORS["token-mean"])
-                yield next_token_loss(self.model, tokens, labels, "sum") / divisor(counted, n)
+        """The loss of every microbatch, its sequences weighted as the word has it."""
+        counts = window(microbatches, len(microbatches) + SECRET * (self.word == "tail-divided-by-k"))
+        method = rule(self.word if self.word in LOSSES else "token-mean")
+        weights = (method.sequence_weights(counts) / counts.total).split([len(tokens) for tokens, _ in microbatches])
+        for (tokens, labels), weight in zip(microbatches, weights, strict=True):
+            yield next_token_loss(self.model, tokens, labels, "none").sum(1) @ weight
 
     def each(self, last: bool) -> None:
         """What happens after every backward."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from labkit import LabError
 from labkit.audit import bug_hunt
 from labkit.audit.bug_hunt import NOT_YET, Hunt, Measured, suspects
-from labkit.audit.bug_hunt.hidden import DIVISORS, EACH, LAYERS, SECRET, STRUCTURES, WORDS, Trainer
+from labkit.audit.bug_hunt.hidden import EACH, LAYERS, LOSSES, SECRET, STRUCTURES, WORDS, Trainer
 from labkit.audit.bug_hunt.suspects import LOOPS, loops
 from labkit.corpus import Window
 from labkit.declare import checked, parameters
@@ -128,7 +128,7 @@ def gradient(trainer: Trainer, microbatches: Any) -> tuple[torch.Tensor, torch.T
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
-@pytest.mark.parametrize("word", [*DIVISORS, "sequence-means"])
+@pytest.mark.parametrize("word", LOSSES)
 def test_the_gradient_of_every_structure_is_the_words_algebra(word: str, structure: str) -> None:
     microbatches = bug_hunt.telling(torch.Generator().manual_seed(3), 3)
     found, rows = gradient(Trainer(word, structure, 5), microbatches)
