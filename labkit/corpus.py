@@ -109,17 +109,17 @@ def batch(
     return _pad([list(row.encode()) for row in rows], length)
 
 
-def _document(texts: Sequence[str], wanted: float, u: float, *_: float) -> str:
+def _document(texts: Sequence[str], length: float, u: float, *_: float) -> str:
     """A document of the length wanted to a quarter more, or the next longer one, or the longest."""
-    first = min(bisect.bisect_left(texts, wanted, key=len), len(texts) - 1)
-    beyond = bisect.bisect_right(texts, 1.25 * wanted, lo=first + 1, key=len)
+    first = min(bisect.bisect_left(texts, length, key=len), len(texts) - 1)
+    beyond = bisect.bisect_right(texts, 1.25 * length, lo=first + 1, key=len)
     return texts[first + int(u * (beyond - first))]
 
 
-def _made_text(wanted: float, u: float, v: float, w: float) -> str:
+def _made_text(length: float, u: float, v: float, w: float) -> str:
     """Letters by a quadratic congruence: each text has a step and an alphabet of its own."""
     a, b, c = int(97 * u), int(89 * v), int(20 * w)
-    return "".join(chr(97 + c + (a * t * t + b * t) % 101 % (3 + b % 5)) for t in range(math.ceil(wanted)))
+    return "".join(chr(97 + c + (a * t * t + b * t) % 101 % (3 + b % 5)) for t in range(math.ceil(length)))
 
 
 def _pad(rows: list[list[int]], length: int) -> Batch:
@@ -207,12 +207,12 @@ def window(microbatches: Sequence[Batch], steps: int | None = None) -> Window:
         raise LabError(f"{len(microbatches)} microbatches in {steps} accumulation steps: try at least 1 of each")
     rows = [labels for _, labels in microbatches]
     valid = tuple(tuple((labels[:, 1:] != IGNORE).sum(1).tolist()) for labels in rows)
-    counted = Window(
+    counts = Window(
         valid,
         positions=sum(labels[:, 1:].numel() for labels in rows),
         labelled=sum(int((labels != IGNORE).sum()) for labels in rows),
         steps=steps,
     )
-    if not counted.total:
+    if not counts.total:
         raise LabError("0 valid tokens in the window, nothing to divide by: try labels that are not all ignored")
-    return counted
+    return counts

@@ -37,10 +37,10 @@ def threads(root: Path = Path("/")) -> int:
     Source: Linux kernel, Documentation/admin-guide/cgroup-v2.rst and scheduler/sched-bwc.rst.
     """
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else math.inf
-    wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    asked = int(wanted) if wanted.isdecimal() and int(wanted) else math.inf
+    setting = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    from_environment = int(setting) if setting.isdecimal() and int(setting) else math.inf
     quotas = [_quota(folder) for folder in _groups("cpu", root)]
-    return max(1, math.floor(min(os.cpu_count() or 1, affinity, asked, *quotas)))
+    return max(1, math.floor(min(os.cpu_count() or 1, affinity, from_environment, *quotas)))
 
 
 def memory_limit(root: Path = Path("/")) -> int | None:
@@ -68,9 +68,9 @@ def pick(device: str | torch.device = "auto") -> torch.device:
     Raises LabError for a name that is unknown or a GPU that is not there.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    allowed = ["auto", "cpu", *(["cuda"] if gpus else []), *(f"cuda:{index}" for index in range(gpus))]
-    if str(device) not in allowed:
-        raise LabError(f"device = {str(device)!r} is none of {', '.join(allowed)} on this machine: try 'auto'")
+    names = ["auto", "cpu", *(["cuda"] if gpus else []), *(f"cuda:{index}" for index in range(gpus))]
+    if str(device) not in names:
+        raise LabError(f"device = {str(device)!r} is none of {', '.join(names)} on this machine: try 'auto'")
     return torch.device(("cuda" if gpus else "cpu") if str(device) == "auto" else device)
 
 
@@ -95,10 +95,10 @@ def quota_threads(count: int | None = None) -> Iterator[int]:
     1
     """
     before = torch.get_num_threads()
-    wanted = threads() if count is None else count
-    torch.set_num_threads(wanted)
+    number = threads() if count is None else count
+    torch.set_num_threads(number)
     try:
-        yield wanted
+        yield number
     finally:
         torch.set_num_threads(before)
 

@@ -54,8 +54,8 @@ class Board(anywidget.AnyWidget):
     def look(self) -> None:
         """Read the folder, and show what is there now."""
         with self._lock:
-            said = [entry for entry in class_predictions.entries(self.folder) if entry.at >= self.since]
-            self.tally = tally(said, self.key, self._trial.values, self._discussed, time.time() - OF_LATE)
+            entries = [entry for entry in class_predictions.entries(self.folder) if entry.at >= self.since]
+            self.tally = tally(entries, self.key, self._trial.values, self._discussed, time.time() - OF_LATE)
             self._show()
 
     def discuss(self) -> None:
@@ -117,12 +117,12 @@ class Board(anywidget.AnyWidget):
     def _said(self) -> str:
         first, second = self.tally.before, self.tally.after
         rounds = [("Before", first), ("After", second)] if self._discussed is not None else [("", first)]
-        said = [self._round(name, numbers) for name, numbers in rounds]
+        sentences = [self._round(name, numbers) for name, numbers in rounds]
         if self.tally.elsewhere:
-            said.append(f"{self.tally.elsewhere} predicted with other settings only, in the last five minutes.")
+            sentences.append(f"{self.tally.elsewhere} predicted with other settings only, in the last five minutes.")
         if self._answer is not None:
-            said.insert(0, f"It is {self._number(self._answer)}.")
-        return " ".join(said)
+            sentences.insert(0, f"It is {self._number(self._answer)}.")
+        return " ".join(sentences)
 
     def _round(self, name: str, numbers: Sequence[float]) -> str:
         if not numbers:

@@ -51,8 +51,8 @@ def folder() -> pathlib.Path | None:
     >>> folder() is None
     True
     """
-    named = os.environ.get("LABKIT_CLASS", "")
-    return pathlib.Path(named) if named else None
+    path = os.environ.get("LABKIT_CLASS", "")
+    return pathlib.Path(path) if path else None
 
 
 def submit(experiment: str, number: float, values: Mapping[str, Value]) -> None:
@@ -171,12 +171,12 @@ def _entry(writer: str, line: bytes) -> Entry | None:
     if len(line) > LINE:
         return None
     try:
-        found = json.loads(line)
-        number, at = _number(found["prediction"]), _number(found["at"])
-        values = {str(name): _setting(value) for name, value in dict(found["values"]).items()}
-        if not isinstance(found["experiment"], str) or abs(number) > LARGEST or not 0 <= at <= time.time() + AHEAD:
+        row = json.loads(line)
+        number, at = _number(row["prediction"]), _number(row["at"])
+        values = {str(name): _setting(value) for name, value in dict(row["values"]).items()}
+        if not isinstance(row["experiment"], str) or abs(number) > LARGEST or not 0 <= at <= time.time() + AHEAD:
             return None
-        return Entry(writer, found["experiment"], number, values, at)
+        return Entry(writer, row["experiment"], number, values, at)
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError, AttributeError):
         return None
 

@@ -29,18 +29,18 @@ class Overview:
     def _repr_html_(self) -> str:
         head = "".join(f'<th scope="col" style="{LEFT}">{word}</th>' for word in HEAD)
         body = "".join(map(self._row, self.notebooks))
-        said = "".join(f"<p>{html.escape(words)}</p>" for words in [self.summary(), *self.told])
+        sentences = "".join(f"<p>{html.escape(words)}</p>" for words in [self.summary(), *self.told])
         size = "font-size:150%;" if open_panels.large() else ""
         table = f'<table style="{size}margin-left:0"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-        return f'{said}<div style="overflow-x:auto">{table}</div>'
+        return f'{sentences}<div style="overflow-x:auto">{table}</div>'
 
     def summary(self) -> str:
         """All of it in one sentence; what stands in two notebooks counts once."""
         every = self.notebooks
         predicted = _count(each.predicted(self.done) for each in every)
         passed = _count(each.passed(self.done) for each in every)
-        asked, exercises = _count(each.experiments for each in every), _count(each.exercises for each in every)
-        return f"So far: {predicted} of {asked} experiments predicted, {passed} of {exercises} exercises passed."
+        experiments, exercises = _count(each.experiments for each in every), _count(each.exercises for each in every)
+        return f"So far: {predicted} of {experiments} experiments predicted, {passed} of {exercises} exercises passed."
 
     def cells(self, notebook: notebooks.Notebook) -> tuple[str, str, str, str]:
         """Minutes, predictions, how far off they were, and exercises, in words; of what is not there yet, that."""

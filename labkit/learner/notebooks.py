@@ -89,7 +89,7 @@ def _read(path: pathlib.Path) -> tuple[str, str, str]:
         about = str(book["metadata"].get("labkit", {}).get("about", ""))
     except (OSError, ValueError, KeyError, TypeError):
         return "", "", ""
-    prose, code = ("\n".join(text for kind, text in kinds if kind == wanted) for wanted in ("markdown", "code"))
+    prose, code = ("\n".join(text for kind, text in kinds if kind == cell_type) for cell_type in ("markdown", "code"))
     return about, prose, code
 
 

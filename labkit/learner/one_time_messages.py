@@ -25,9 +25,9 @@ def take() -> list[str]:
     >>> take()
     []
     """
-    taken = list(_waiting)
+    sentences = list(_waiting)
     _waiting.clear()
-    return taken
+    return sentences
 
 
 def forget() -> None:

@@ -54,9 +54,9 @@ class Tally:
             _counts(edges, each) for each in (self.before, self.after, [answer] if known and answer is not None else [])
         ]
         rows = zip(labels, *counts, strict=True) if numbers or known else ()
-        found = [Row(label, before, after, bool(here)) for label, before, after, here in rows]
-        full = [at for at, row in enumerate(found) if row.before or row.after or row.answer]
-        return found[full[0] : full[-1] + 1] if full else []
+        histogram = [Row(label, before, after, bool(here)) for label, before, after, here in rows]
+        full = [at for at, row in enumerate(histogram) if row.before or row.after or row.answer]
+        return histogram[full[0] : full[-1] + 1] if full else []
 
 
 def tally(
@@ -68,17 +68,17 @@ def tally(
 ) -> Tally:
     """Count one vote a writer and round; `discussed`: how many predictions of each writer the first round had.
 
-    >>> said = [Entry("a", "roofline.ceiling", number, {"intensity": 2}, 0.0) for number in (100, 120, 160)]
-    >>> found = tally(said, "roofline.ceiling", {"intensity": 2}, {"a": 2})
-    >>> found.before, found.after
+    >>> predictions = [Entry("a", "roofline.ceiling", number, {"intensity": 2}, 0.0) for number in (100, 120, 160)]
+    >>> rounds = tally(predictions, "roofline.ceiling", {"intensity": 2}, {"a": 2})
+    >>> rounds.before, rounds.after
     ((120,), (160,))
 
     Rounds are told apart by the order in which each writer wrote: clocks of other machines are not compared. Those who
     only predicted with other settings count where they did so after `late`.
     """
-    asked = [entry for entry in entries if entry.experiment == experiment]
+    votes = [entry for entry in entries if entry.experiment == experiment]
     mine: dict[str, list[float]] = {}
-    for entry in asked:
+    for entry in votes:
         if dict(entry.values) == dict(values):
             mine.setdefault(entry.writer, []).append(entry.number)
     cut = {writer: len(numbers) if discussed is None else discussed.get(writer, 0) for writer, numbers in mine.items()}
@@ -87,7 +87,7 @@ def tally(
     return Tally(
         tuple(numbers[-1] for numbers in before if numbers),
         tuple(numbers[-1] for numbers in after if numbers),
-        len({entry.writer for entry in asked if entry.at >= late} - set(mine)),
+        len({entry.writer for entry in votes if entry.at >= late} - set(mine)),
         {writer: len(numbers) for writer, numbers in mine.items()},
     )
 
@@ -105,11 +105,11 @@ def close(numbers: Sequence[float], answer: float, within: float = 0.1) -> int:
 
 
 def _distinct(numbers: Sequence[float]) -> list[float]:
-    found: list[float] = []
+    distinct: list[float] = []
     for number in sorted(numbers):
-        if not found or not math.isclose(number, found[-1], rel_tol=SAME):
-            found.append(number)
-    return found
+        if not distinct or not math.isclose(number, distinct[-1], rel_tol=SAME):
+            distinct.append(number)
+    return distinct
 
 
 def _between(numbers: Sequence[float]) -> list[float]:

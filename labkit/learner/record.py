@@ -116,19 +116,19 @@ def folder() -> pathlib.Path:
 
     Raises OSError where there is none.
     """
-    if named := os.environ.get("LABKIT_DATA"):
-        return pathlib.Path(named).absolute()
+    if setting := os.environ.get("LABKIT_DATA"):
+        return pathlib.Path(setting).absolute()
     try:
         import platformdirs
     except ModuleNotFoundError as error:  # it comes with JupyterLab
         raise OSError("no package platformdirs") from error
     try:
-        found = platformdirs.user_data_path("labkit", appauthor=False)
+        path = platformdirs.user_data_path("labkit", appauthor=False)
     except RuntimeError as error:
         raise OSError("no home folder") from error
-    if not found.is_absolute():
+    if not path.is_absolute():
         raise OSError("no home folder")
-    return found
+    return path
 
 
 # The file: read, changed and replaced by one kernel at a time.
@@ -202,14 +202,14 @@ def _read(path: pathlib.Path) -> Done:
         raise Foreign("damaged") from error
 
 
-def _parsed(found: Any) -> Done:
+def _parsed(content: Any) -> Done:
     """Every part as this version writes it, or an error."""
-    if int(found["version"]) > VERSION:
+    if int(content["version"]) > VERSION:
         raise Foreign("newer")
-    if set(found) != {"version", "predictions", "exercises"} or found["version"] != VERSION:
+    if set(content) != {"version", "predictions", "exercises"} or content["version"] != VERSION:
         raise ValueError("another layout")
-    series = {_text(key): tuple(map(_prediction, rows)) for key, rows in found["predictions"].items()}
-    return Done(series, {_text(key): _time(at) for key, at in found["exercises"].items()})
+    series = {_text(key): tuple(map(_prediction, rows)) for key, rows in content["predictions"].items()}
+    return Done(series, {_text(key): _time(at) for key, at in content["exercises"].items()})
 
 
 def _prediction(row: Mapping[str, Any]) -> Prediction:

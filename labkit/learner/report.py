@@ -74,8 +74,8 @@ def page(name: str, overview: Overview, panels: Iterable[Any]) -> str:
     >>> page("<b>Ada</b>", Overview(), []).count("<b>")
     0
     """
-    said = html.escape(name.strip())
-    title = f"labkit: what {said} predicted and passed" if said else "labkit: what was predicted and passed"
+    writer = html.escape(name.strip())
+    title = f"labkit: what {writer} predicted and passed" if writer else "labkit: what was predicted and passed"
     now = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
     parts = [_predictions(overview), _exercises(overview), _pictures(panels)]
     head = (
@@ -107,14 +107,15 @@ def _series(caption: str, series: Mapping[str, tuple[Prediction, ...]]) -> str:
     return _table(caption, ("question", "predicted", "answer", "score", "when"), rows)
 
 
-def _row(key: str, made: Prediction) -> str:
+def _row(key: str, prediction: Prediction) -> str:
     question, unit = _question(key)
     number = [
-        f"{show(value)} {unit}".strip() if value is not None else "none" for value in (made.predicted, made.answer)
+        f"{show(value)} {unit}".strip() if value is not None else "none"
+        for value in (prediction.predicted, prediction.answer)
     ]
-    given = ", ".join(f"{name.replace('_', ' ')} {_setting(value)}" for name, value in made.values.items())
-    first = f"{html.escape(question)}<br><small>{html.escape(given)}</small>"
-    return _cells(first, *map(html.escape, (*number, percent(made.score), _when(made.at))))
+    setting = ", ".join(f"{name.replace('_', ' ')} {_setting(value)}" for name, value in prediction.values.items())
+    first = f"{html.escape(question)}<br><small>{html.escape(setting)}</small>"
+    return _cells(first, *map(html.escape, (*number, percent(prediction.score), _when(prediction.at))))
 
 
 def _exercises(overview: Overview) -> str:

@@ -77,8 +77,8 @@ def kept(
 ) -> Iterator[Sweep]:
     """Bytes kept for backward against the size of a microbatch, at a fixed global batch.
 
-    >>> *_, found = kept(sequences=4)
-    >>> [(row.microbatch, row.accumulation_steps, row.window == row.alone) for row in found.rows]
+    >>> *_, last = kept(sequences=4)
+    >>> [(row.microbatch, row.accumulation_steps, row.window == row.alone) for row in last.rows]
     [(1, 4, True), (2, 2, True), (4, 1, True)]
 
     Measured at each b: one microbatch alone, and a window of K. A generator of the result so far. The line is fitted
@@ -155,8 +155,8 @@ def parts(
 ) -> Parts:
     """What a step holds, part by part: the full batch beside microbatches that leave the same gradient.
 
-    >>> found = parts()
-    >>> found.equal, found.cut.state // found.cut.parameters, round(found.full.kept / found.cut.kept, 2)
+    >>> step = parts()
+    >>> step.equal, step.cut.state // step.cut.parameters, round(step.full.kept / step.cut.kept, 2)
     (True, 2, 4.0)
 
     Measured on two copies of one net in float64. Raises LabError for a microbatch larger than the global batch.
@@ -165,9 +165,9 @@ def parts(
     large, small = (Net(seed, length, checkpointing) for _ in range(2))
     microbatches = cut(pair, microbatch)
     full = step(large, OPTIMIZERS[optimizer](large.parameters()), [pair])
-    accumulated = step(small, OPTIMIZERS[optimizer](small.parameters()), microbatches)
-    right, found = flat(gradient(large)), flat(gradient(small))
-    return Parts(full, accumulated, distance(found, right).relative_error, rounding(seed, length, microbatches))
+    small_step = step(small, OPTIMIZERS[optimizer](small.parameters()), microbatches)
+    right, g = flat(gradient(large)), flat(gradient(small))
+    return Parts(full, small_step, distance(g, right).relative_error, rounding(seed, length, microbatches))
 
 
 def step(model: nn.Module, optimizer: Optimizer, microbatches: Sequence[Batch]) -> Step:
@@ -213,8 +213,8 @@ def peak(
 ) -> Peak:
     """Peak memory of the full batch and of microbatches: a GPU's allocator, where there is one, beside what is kept.
 
-    >>> found = peak()
-    >>> round(found.kept[0] / found.kept[1], 2)
+    >>> memory = peak()
+    >>> round(memory.kept[0] / memory.kept[1], 2)
     4.0
 
     Weights and inputs do not count. Raises LabError for a microbatch larger than the global batch.
@@ -226,8 +226,8 @@ def peak(
     windows = [cut((tokens, labels), b) for b in (sequences, microbatch)]
     names = tuple(called(len(each)) for each in windows)
     kept = tuple(watch(model, each, rules.token_mean).peak for each in windows)
-    asked = tuple(allocated(model, each, device) for each in windows)
-    return Peak(name(device), device.type == "cuda", names, kept, asked)
+    peaks = tuple(allocated(model, each, device) for each in windows)
+    return Peak(name(device), device.type == "cuda", names, kept, peaks)
 
 
 def allocated(model: nn.Module, microbatches: Sequence[Batch], device: torch.device) -> float:

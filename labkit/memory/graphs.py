@@ -100,8 +100,8 @@ def classic(
 ) -> Classic:
     """Bytes kept for backward, microbatch by microbatch: backward in the loop, another loop, and checkpointing.
 
-    >>> found = classic()
-    >>> round(found.ratio, 2), found.equal
+    >>> comparison = classic()
+    >>> round(comparison.ratio, 2), comparison.equal
     (4.0, True)
 
     The same gradient by all of them; float64.

@@ -97,20 +97,20 @@ def watch(model: nn.Module, microbatches: Sequence[Batch], loop: Loop) -> Timeli
     >>> from labkit.nets import Scalar
     >>> from labkit.rules import token_mean
     >>> tokens, labels = torch.tensor([[8, 0]]), torch.tensor([[1, 1]])
-    >>> found = watch(Scalar(), [(tokens.clone(), labels) for _ in range(3)], token_mean)
-    >>> found.peak == found.highest[0] == found.highest[2], found.left
+    >>> timeline = watch(Scalar(), [(tokens.clone(), labels) for _ in range(3)], token_mean)
+    >>> timeline.peak == timeline.highest[0] == timeline.highest[2], timeline.left
     (True, (0, 0, 0))
 
     Weights and inputs do not count. The time of a microbatch ends where the model first sees the tokens of another.
     The gradients are cleared first; the loop's stay in .grad.
     """
-    kept = Kept(*model.parameters(), *(each for pair in microbatches for each in pair))
+    counter = Kept(*model.parameters(), *(each for pair in microbatches for each in pair))
     highest, left, last = [], [], None
 
     def end() -> None:
-        highest.append(kept.peak)
-        left.append(kept.bytes)
-        kept.peak = kept.bytes
+        highest.append(counter.peak)
+        left.append(counter.bytes)
+        counter.peak = counter.bytes
 
     def begin(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         nonlocal last
@@ -119,7 +119,7 @@ def watch(model: nn.Module, microbatches: Sequence[Batch], loop: Loop) -> Timeli
         last = inputs[0] if inputs else last
 
     model.zero_grad()
-    with kept, model.register_forward_pre_hook(begin):
+    with counter, model.register_forward_pre_hook(begin):
         loop(model, microbatches)
     end()
     return Timeline(tuple(highest), tuple(left))

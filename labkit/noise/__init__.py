@@ -49,8 +49,8 @@ def voters(
 ) -> Voters:
     """Every vote v pulls the weight w by the gradient w − v of (w − v)² / 2; b of them are averaged.
 
-    >>> found = voters()
-    >>> round(found.expected, 1), 290 < found.ratio < 340
+    >>> polls = voters()
+    >>> round(polls.expected, 1), 290 < polls.ratio < 340
     (316.2, True)
 
     The votes of a poll are independent, so the number of ones among b is binomial: a million voters are one draw.
@@ -81,9 +81,9 @@ def gradients(away: Tensor, count: int, noise: float, generator: torch.Generator
 
     Least squares, (x · w − y)² / 2 with y = x · true + σ ε: the gradient is x (x · away − σ ε).
     """
-    drawn = torch.randn(count, DIRECTIONS + 1, generator=generator, dtype=torch.float64)
-    x = drawn[:, :DIRECTIONS] * CURVATURE.sqrt()
-    return x * (x @ away - noise * drawn[:, DIRECTIONS])[:, None]
+    normal = torch.randn(count, DIRECTIONS + 1, generator=generator, dtype=torch.float64)
+    x = normal[:, :DIRECTIONS] * CURVATURE.sqrt()
+    return x * (x @ away - noise * normal[:, DIRECTIONS])[:, None]
 
 
 def closed(away: Tensor, noise: float) -> tuple[float, float]:
@@ -165,8 +165,8 @@ def norms(
 ) -> Norms:
     """Squared norms at many batch sizes, all from the same examples, and the noise scale from two of them.
 
-    >>> found = norms()
-    >>> round(found.noise_scale, 9), found.least < found.noise_scale < found.most
+    >>> scale = norms()
+    >>> round(scale.noise_scale, 9), scale.least < scale.noise_scale < scale.most
     (21.0, True)
 
     float64; steps × big examples, in groups of b. The small batches are pieces of the large one, as microbatches are
@@ -183,12 +183,12 @@ def norms(
     mean, margin = _means([squared(g, size) for size in b.tolist()])
     pairs = torch.stack([squared(g, small).view(steps, -1).mean(1), squared(g, big)], 1)
     one, other = pairs.mean(0).tolist()
-    found = estimate(one, small, other, big)
+    fit = estimate(one, small, other, big)
     least, most = interval(pairs, small, big, generator)
     naive = small * (one - other) / other, trace * (1 - small / big) / (squared_norm + trace / big)
     curve = b, mean, mean - margin, mean + margin, squared_norm + trace / b.double()
-    said = found.squared_norm, found.trace, trace / squared_norm, found.noise_scale
-    return Norms(small, big, *curve, squared_norm, trace, *said, least, most, *naive)
+    estimates = fit.squared_norm, fit.trace, trace / squared_norm, fit.noise_scale
+    return Norms(small, big, *curve, squared_norm, trace, *estimates, least, most, *naive)
 
 
 def squared(g: Tensor, size: int) -> Tensor:
@@ -201,10 +201,10 @@ def squared(g: Tensor, size: int) -> Tensor:
     return (g[: count * size].view(count, size, -1).mean(1) ** 2).sum(1)
 
 
-def _means(drawn: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _means(samples: list[Tensor]) -> tuple[Tensor, Tensor]:
     """The mean of each, and half the width of its 95 % interval."""
-    margins = [NORMAL * values.std() / math.sqrt(len(values)) for values in drawn]
-    return torch.stack([values.mean() for values in drawn]), torch.stack(margins)
+    margins = [NORMAL * values.std() / math.sqrt(len(values)) for values in samples]
+    return torch.stack([values.mean() for values in samples]), torch.stack(margins)
 
 
 def interval(pairs: Tensor, small: int, big: int, generator: torch.Generator) -> tuple[float, float]:
@@ -217,7 +217,7 @@ def interval(pairs: Tensor, small: int, big: int, generator: torch.Generator) ->
     The percentile bootstrap (Efron 1979): the steps are drawn anew with replacement, and again, and the middle 95 %
     of the estimates are kept.
     """
-    drawn = torch.randint(len(pairs), (RESAMPLED, len(pairs)), generator=generator)
-    means: Sequence[tuple[float, float]] = pairs[drawn].mean(1).tolist()
+    rows = torch.randint(len(pairs), (RESAMPLED, len(pairs)), generator=generator)
+    means: Sequence[tuple[float, float]] = pairs[rows].mean(1).tolist()
     scales = sorted(estimate(one, small, other, big).noise_scale for one, other in means)
     return scales[RESAMPLED // 40], scales[-1 - RESAMPLED // 40]

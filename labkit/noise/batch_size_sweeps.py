@@ -86,8 +86,8 @@ def examples(generators: list[torch.Generator], batch: int, noise: float) -> Ite
     [(torch.Size([1, 4096, 16]), torch.Size([1, 4096]))]
     """
     shape = max(1, min(64, CHUNK // batch)), batch, DIRECTIONS + 1
-    drawn = torch.stack([torch.randn(shape, generator=each, dtype=torch.float64) for each in generators], 1)
-    return zip(drawn[..., :DIRECTIONS] * CURVATURE.sqrt(), noise * drawn[..., DIRECTIONS], strict=True)
+    normal = torch.stack([torch.randn(shape, generator=each, dtype=torch.float64) for each in generators], 1)
+    return zip(normal[..., :DIRECTIONS] * CURVATURE.sqrt(), noise * normal[..., DIRECTIONS], strict=True)
 
 
 def races(
@@ -166,8 +166,8 @@ def batches(
 ) -> Iterator[Batches]:
     """Trainings to one target loss with batches of 1, 2, 4, …, each at every learning rate.
 
-    >>> *_, found = batches(noise=1.0, target=2.0, largest=128, seeds=4)
-    >>> found.progress, [int(size) for size in found.sizes]
+    >>> *_, last = batches(noise=1.0, target=2.0, largest=128, seeds=4)
+    >>> last.progress, [int(size) for size in last.sizes]
     (1.0, [1, 2, 4, 8, 16, 32, 64, 128])
 
     A generator of the result so far, float64. steps = S (1 + B / b) and samples = S B (1 + b / B): McCandlish, Kaplan,
@@ -181,14 +181,14 @@ def batches(
 
 def _batches(optimizer: str, scale: float, sizes: list[int], over: list[Tensor], progress: float) -> Batches:
     """The result so far: of every race its fastest learning rate."""
-    found = torch.full((5, len(sizes)), math.nan, dtype=torch.float64)
+    columns = torch.full((5, len(sizes)), math.nan, dtype=torch.float64)
     for at, steps in enumerate(over):
         fastest = int(steps.mean(0).argmin())
         mine = steps[:, fastest]
         lower, upper = (float(mine.quantile(q)) for q in (0.25, 0.75))
         mean = float(mine.mean())
-        found[:, at] = torch.tensor([mean, lower, upper, mean * sizes[at], RATES[fastest]], dtype=torch.float64)
-    return Batches(optimizer, scale, torch.tensor(sizes), len(over), progress, *found)
+        columns[:, at] = torch.tensor([mean, lower, upper, mean * sizes[at], RATES[fastest]], dtype=torch.float64)
+    return Batches(optimizer, scale, torch.tensor(sizes), len(over), progress, *columns)
 
 
 # The best learning rate.
@@ -237,8 +237,8 @@ def rates(
 ) -> Iterator[Rates]:
     """The learning rate that reaches the target first, for the base batch and its doublings, and what two rules say.
 
-    >>> *_, found = rates(noise=1.0, target=2.0, largest=128, seeds=4)
-    >>> found.linear_holds < 64, found.measured
+    >>> *_, last = rates(noise=1.0, target=2.0, largest=128, seeds=4)
+    >>> last.linear_holds < 64, last.measured
     (True, 8)
 
     The rules start from the smallest learning rate that is as good as the best, for the base batch. They are:
@@ -252,11 +252,11 @@ def rates(
 
 def _rates(optimizer: str, sizes: list[int], over: list[Tensor], progress: float) -> Rates:
     """The result so far; a doubling of the batch is two learning rates further by the linear rule, one by the root."""
-    found = torch.full((7, len(sizes)), math.nan, dtype=torch.float64)
+    columns = torch.full((7, len(sizes)), math.nan, dtype=torch.float64)
     for at, steps in enumerate(over):
         means, start = steps.mean(0), int(good(over[0]).nonzero()[0])
         near = RATES[good(steps)]
         linear, root = start + 2 * at, start + at
-        said = [RATES[means.argmin()], near[0], near[-1], RATES[linear], RATES[root]]
-        found[:, at] = torch.stack([*said, means[linear] / means.min(), means[root] / means.min()])
-    return Rates(optimizer, torch.tensor(sizes), len(over), progress, *found)
+        chosen = [RATES[means.argmin()], near[0], near[-1], RATES[linear], RATES[root]]
+        columns[:, at] = torch.stack([*chosen, means[linear] / means.min(), means[root] / means.min()])
+    return Rates(optimizer, torch.tensor(sizes), len(over), progress, *columns)

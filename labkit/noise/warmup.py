@@ -96,8 +96,8 @@ def decay(
 ) -> Decayed:
     """A weight without gradient under AdamW, over the same samples: base batch, and K times the batch.
 
-    >>> found = decay()
-    >>> [round(share, 2) for share in found.forgotten.tolist()]
+    >>> weights = decay()
+    >>> [round(share, 2) for share in weights.forgotten.tolist()]
     [1.0, 0.06, 0.25, 1.04, 1.04]
 
     Decoupled decay takes the share η λ of a weight at every step, whatever the gradient does (Loshchilov and Hutter

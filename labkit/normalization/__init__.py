@@ -81,7 +81,7 @@ def statistics(
     batch, labels = grouped(seed, images, composition)
     microbatches = split(batch, labels, accumulation_steps)
     model, large = (ConvNet(seed, norm, depth, momentum) for _ in range(2))
-    found, right = run(accumulated, model, microbatches), run(one_batch, large, microbatches)
+    window, right = run(accumulated, model, microbatches), run(one_batch, large, microbatches)
     mean, variance = first_moments(large, [(batch, labels)])
     return Statistics(
         norm,
@@ -92,14 +92,14 @@ def statistics(
         *first_moments(large, microbatches),
         mean=mean[0],
         variance=variance[0],
-        outputs=distance(found.logits, right.logits).relative_error,
-        loss=F.cross_entropy(found.logits, labels).item(),
+        outputs=distance(window.logits, right.logits).relative_error,
+        loss=F.cross_entropy(window.logits, labels).item(),
         right_loss=F.cross_entropy(right.logits, labels).item(),
-        gradient=distance(found.gradient, right.gradient),
-        per_layer=per_layer(model, found.gradient, right.gradient),
+        gradient=distance(window.gradient, right.gradient),
+        per_layer=per_layer(model, window.gradient, right.gradient),
         running_mean=_kept("running_mean", model, large),
         running_variance=_kept("running_var", model, large),
-        tolerance=bound(large, found.parts, images, float(right.gradient.norm())),
+        tolerance=bound(large, window.parts, images, float(right.gradient.norm())),
     )
 
 
@@ -107,8 +107,8 @@ def _kept(name: str, model: ConvNet, large: ConvNet) -> float:
     """Relative error of the running statistics of all BatchNorms, NaN where there is none that updates them."""
     if not all(type(norm) is nn.BatchNorm2d for norm in model.norms):
         return math.nan
-    found, right = (torch.cat([getattr(norm, name) for norm in each.norms]) for each in (model, large))
-    return distance(found, right).relative_error
+    small, right = (torch.cat([getattr(norm, name) for norm in each.norms]) for each in (model, large))
+    return distance(small, right).relative_error
 
 
 @dataclass(frozen=True)
@@ -157,19 +157,19 @@ def remedies(
     """
     microbatches = split(*grouped(seed, images, composition), accumulation_steps)
     nets = {norm: ConvNet(seed, norm, depth) for norm in NORMS}
-    held = ConvNet(seed, "frozen", depth)
-    held.calibrate(torch.cat([each for each, _ in microbatches]))
-    tried: dict[str, tuple[Callable[..., None], ConvNet, str]] = {
+    constant = ConvNet(seed, "frozen", depth)
+    constant.calibrate(torch.cat([each for each, _ in microbatches]))
+    loops: dict[str, tuple[Callable[..., None], ConvNet, str]] = {
         "microbatch statistics": (accumulated, nets["batch"], "batch"),
-        "batch statistics held constant": (accumulated, held, "batch"),
+        "batch statistics held constant": (accumulated, constant, "batch"),
         "synchronised": (in_lockstep, nets["batch"], "batch"),
         **{norm: (accumulated, nets[norm], norm) for norm in ("frozen", "group", "layer")},
     }
     right = {norm: run(one_batch, net, microbatches).gradient for norm, net in nets.items()}
     rows = []
-    for name, (loop, net, norm) in tried.items():
-        found = run(loop, net, microbatches)
-        error = distance(found.gradient, right[norm]).relative_error
-        allowed = bound(net, found.parts, images, float(right[norm].norm())).value
-        rows.append(Remedy(name, error, allowed, error <= allowed, COSTS[name]))
+    for name, (loop, net, norm) in loops.items():
+        window = run(loop, net, microbatches)
+        error = distance(window.gradient, right[norm]).relative_error
+        limit = bound(net, window.parts, images, float(right[norm].norm())).value
+        rows.append(Remedy(name, error, limit, error <= limit, COSTS[name]))
     return Remedies(tuple(rows))

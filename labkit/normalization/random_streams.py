@@ -76,19 +76,19 @@ def augmentation(numbers: Tensor, probability: float) -> Tensor:
     return torch.stack([(flip < probability).double(), shift, light], 1)
 
 
-def augmented(images: Tensor, chosen: Tensor) -> Tensor:
+def augmented(images: Tensor, changes: Tensor) -> Tensor:
     """The images, each flipped, shifted sideways and lit as chosen; shapes [b, 1, 16, 16] and [b, 3]."""
     rows = []
-    for image, (flip, shift, light) in zip(images, chosen.tolist(), strict=True):
-        mirrored = image.flip(2) if flip else image
-        rows.append(light * mirrored.roll(int(shift), 2))
+    for image, (flip, shift, light) in zip(images, changes.tolist(), strict=True):
+        turned = image.flip(2) if flip else image
+        rows.append(light * turned.roll(int(shift), 2))
     return torch.stack(rows)
 
 
 def contributions(net: Net, images: Tensor, labels: Tensor, masks: Tensor, sizes: list[int]) -> Tensor:
     """What each microbatch adds to the gradient of the mean loss, [K, P]."""
     rows = []
-    for x, y, kept in zip(images.split(sizes), labels.split(sizes), masks.split(sizes), strict=True):
-        loss = F.cross_entropy(net(x, kept), y, reduction="sum") / len(labels)
+    for x, y, mask in zip(images.split(sizes), labels.split(sizes), masks.split(sizes), strict=True):
+        loss = F.cross_entropy(net(x, mask), y, reduction="sum") / len(labels)
         rows.append(gradient_of(net, loss))
     return torch.stack(rows)

@@ -71,39 +71,39 @@ Met = tuple[Tensor, Tensor, Tensor, Tensor]
 def by_dropout(s: Setting) -> Met:
     """Masks of one batch and of its microbatches; what each microbatch adds to the gradient; and the right one."""
     one, parts = (dropout(numbers, s.probability) for numbers in s.numbers(UNITS))
-    found = contributions(s.net, s.images, s.labels, parts, s.sizes)
+    gradients = contributions(s.net, s.images, s.labels, parts, s.sizes)
     right = contributions(s.net, s.images, s.labels, one, [len(one)])
-    return one.sign(), parts.sign(), found, right[0]
+    return one.sign(), parts.sign(), gradients, right[0]
 
 
 def by_augmentation(s: Setting) -> Met:
     """The same for random images: what was done to each."""
     one, parts = (augmentation(numbers, s.probability) for numbers in s.numbers([1] * 5))
     whole = torch.ones(len(one), sum(UNITS))
-    found = contributions(s.net, augmented(s.images, parts), s.labels, whole, s.sizes)
+    gradients = contributions(s.net, augmented(s.images, parts), s.labels, whole, s.sizes)
     right = contributions(s.net, augmented(s.images, one), s.labels, whole, [len(one)])
-    return one, parts, found, right[0]
+    return one, parts, gradients, right[0]
 
 
 def by_recomputation(s: Setting) -> Met:
     """The same for masks of torch's own dropout, in the forward and in the recomputation that the backward makes."""
-    met: list[Tensor] = []
+    masks: list[Tensor] = []
 
     def masked(images: Tensor) -> Tensor:
-        met.append(F.dropout(images.new_ones(len(images), sum(UNITS)), s.probability))
-        logits: Tensor = s.net(images, met[-1])
+        masks.append(F.dropout(images.new_ones(len(images), sum(UNITS)), s.probability))
+        logits: Tensor = s.net(images, masks[-1])
         return logits
 
-    found = []
+    gradients = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(s.seed)
         for images, labels in zip(s.images.split(s.sizes), s.labels.split(s.sizes), strict=True):
             logits = checkpoint(masked, images, use_reentrant=False, preserve_rng_state=s.aligned)
             loss = F.cross_entropy(logits, labels, reduction="sum") / len(s.labels)
-            found.append(gradient_of(s.net, loss))
-    forward, again = torch.cat(met[::2]), torch.cat(met[1::2])
+            gradients.append(gradient_of(s.net, loss))
+    forward, again = torch.cat(masks[::2]), torch.cat(masks[1::2])
     right = contributions(s.net, s.images, s.labels, forward, [len(forward)])
-    return forward.sign(), again.sign(), torch.stack(found), right[0]
+    return forward.sign(), again.sign(), torch.stack(gradients), right[0]
 
 
 SOURCES: dict[str, Callable[[Setting], Met]] = {
@@ -156,10 +156,10 @@ def randomness(
     """
     x, y = draw(seed, images)
     net, sizes = Net(seed), [len(labels) for _, labels in split(x, y, accumulation_steps)]
-    one, parts, found, right = SOURCES[source](Setting(net, x, y, sizes, probability, seed, aligned))
-    allowed = tolerance(found, count=images, depth=depth(net), dtype=torch.float64, result=float(right.norm()))
+    one, parts, gradients, right = SOURCES[source](Setting(net, x, y, sizes, probability, seed, aligned))
+    bound = tolerance(gradients, count=images, depth=depth(net), dtype=torch.float64, result=float(right.norm()))
     differ = (one != parts).double().mean().item()
-    return Randomness(source, aligned, one, parts, differ, distance(found.sum(0), right), allowed)
+    return Randomness(source, aligned, one, parts, differ, distance(gradients.sum(0), right), bound)
 
 
 # What shall be equal?
@@ -225,8 +225,8 @@ def targets(
 ) -> Iterator[Targets]:
     """What shall be equal: the function, or its distribution? The accumulated and the right gradient, averaged.
 
-    >>> *_, found = targets(draws=64)
-    >>> found.falls, found.done
+    >>> *_, last = targets(draws=64)
+    >>> last.falls, last.done
     (True, 64)
 
     A generator of the result so far, one draw each. 24 images in float64: a net with two layers of dropout, masks
@@ -251,8 +251,8 @@ def masks_anew(K: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     x, y = draw(seed, IMAGES)
     net, sizes = Net(seed), [len(labels) for _, labels in split(x, y, K)]
     for number in itertools.count(1):
-        _, _, found, right = by_dropout(Setting(net, x, y, sizes, 0.5, 10_000 * number + seed, aligned=False))
-        yield found.sum(0), right
+        _, _, gradients, right = by_dropout(Setting(net, x, y, sizes, 0.5, 10_000 * number + seed, aligned=False))
+        yield gradients.sum(0), right
 
 
 def partitions(K: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -58,8 +58,8 @@ def running(
 ) -> Running:
     """The running mean of a BatchNorm, updated K times a step, on its way from 0 to the data's mean of 3.
 
-    >>> found = running()
-    >>> round(found.effective_momentum, 2), round(found.measured_momentum, 2)
+    >>> momentum = running()
+    >>> round(momentum.effective_momentum, 2), round(momentum.measured_momentum, 2)
     (0.57, 0.57)
 
     A torch BatchNorm1d in float64, 128 values an update, drawn from N(3, 2²).
@@ -134,8 +134,8 @@ def group_variance(
 ) -> GroupVariance:
     """A small group varies less than all: by (b − 1)/b on average over random partitions.
 
-    >>> found = group_variance()
-    >>> (found.biased / found.whole)[:3], (found.predicted / found.whole)[:3]
+    >>> variance = group_variance()
+    >>> (variance.biased / variance.whole)[:3], (variance.predicted / variance.whole)[:3]
     (tensor([0.4969, 0.7504, 0.8773], dtype=torch.float64), tensor([0.5000, 0.7500, 0.8750], dtype=torch.float64))
 
     One value an image, its mean brightness. Where b does not divide the images, a rest is left out of each draw.
@@ -197,8 +197,8 @@ def padding(
 ) -> Padding:
     """Regrouping changes the padding, and with it what a normalisation sees that counts it.
 
-    >>> found = padding(composition="sorted")
-    >>> found.total_share < found.one_batch_share, found.one_batch_mean < found.true_mean
+    >>> share = padding(composition="sorted")
+    >>> share.total_share < share.one_batch_share, share.one_batch_mean < share.true_mean
     (True, True)
 
     Lengths are drawn evenly on a log scale from `shortest` to 32, one value a token from N(1, 1), padding is 0.

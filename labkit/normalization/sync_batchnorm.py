@@ -65,8 +65,8 @@ def lockstep(model: ConvNet, parts: Sequence[Tensor], share: Share) -> Tensor:
     for at, norm in enumerate(model.norms):
         parts = [model.convolve(at, x) for x in parts]
         means, variances = (torch.stack(each) for each in zip(*map(moments, parts), strict=True))
-        used = zip(parts, *share(means, variances, counts), strict=True)
-        parts = [normalised(norm, x, mean, variance).relu() for x, mean, variance in used]
+        inputs = zip(parts, *share(means, variances, counts), strict=True)
+        parts = [normalised(norm, x, mean, variance).relu() for x, mean, variance in inputs]
     return torch.cat([x.mean((2, 3)) for x in parts]) @ model.head.T
 
 
@@ -80,8 +80,8 @@ def normalised(norm: Any, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 @torch.no_grad()
 def first_moments(model: ConvNet, parts: Microbatches) -> tuple[Tensor, Tensor]:
     """Mean and biased variance that each part gives at the first normalisation, [R, C]."""
-    given = [moments(model.convolve(0, images)) for images, _ in parts]
-    means, variances = (torch.stack(each) for each in zip(*given, strict=True))
+    pairs = [moments(model.convolve(0, images)) for images, _ in parts]
+    means, variances = (torch.stack(each) for each in zip(*pairs, strict=True))
     return means, variances
 
 
@@ -126,15 +126,15 @@ def run(loop: Callable[..., None], model: nn.Module, microbatches: Microbatches)
     logits: list[Tensor] = []
     hooks = (
         model.register_forward_pre_hook(lambda *_: before.append(flat(gradient(model)))),
-        model.register_forward_hook(lambda module, given, output: logits.append(output.detach())),
+        model.register_forward_hook(lambda module, inputs, output: logits.append(output.detach())),
     )
     model.zero_grad()
     loop(model, microbatches)
     for hook in hooks:
         hook.remove()
-    found = flat(gradient(model))
-    parts = torch.stack([*before, found]).diff(dim=0) if before else found[None]
-    return Run(found, parts, torch.cat(logits) if logits else found.new_empty(0))
+    g = flat(gradient(model))
+    parts = torch.stack([*before, g]).diff(dim=0) if before else g[None]
+    return Run(g, parts, torch.cat(logits) if logits else g.new_empty(0))
 
 
 def bound(model: ConvNet, parts: Tensor, images: int, right: float) -> Tolerance:
@@ -188,7 +188,7 @@ def ranks(
     counts, model = _counts(images, first_share, ranks), ConvNet(seed, "batch", depth)
     batch, labels = grouped(seed, images, composition)
     parts = list(zip(batch.split(counts), labels.split(counts), strict=True))
-    found = run(functools.partial(in_lockstep, share=METHODS[method]), model, parts)
+    window = run(functools.partial(in_lockstep, share=METHODS[method]), model, parts)
     right = run(one_batch, model, parts)
     means, variances = first_moments(model, parts)
     channel = int((means.amax(0) - means.amin(0)).argmax())
@@ -204,7 +204,7 @@ def ranks(
         variance[0, channel].item(),
         right_means[0, channel].item(),
         right_variances[0, channel].item(),
-        gradient=distance(found.gradient, right.gradient),
+        gradient=distance(window.gradient, right.gradient),
         tolerance=bound(model, right.parts, images, float(right.gradient.norm())),
     )
 
@@ -213,7 +213,7 @@ def _counts(images: int, first_share: float, ranks: int) -> list[int]:
     first = round(first_share * images)
     if not 1 <= first <= images - ranks + 1:
         near = max(1, min(images - ranks + 1, first)) / images
-        left = f"{first} of {images} images, and {images - first} to the other {ranks - 1} ranks"
-        raise LabError(f"first share = {show(first_share)} gives it {left}, none may be empty: try {near:.4f}")
+        uneven = f"{first} of {images} images, and {images - first} to the other {ranks - 1} ranks"
+        raise LabError(f"first share = {show(first_share)} gives it {uneven}, none may be empty: try {near:.4f}")
     rest = torch.arange(images - first).tensor_split(ranks - 1)
     return [first, *map(len, rest)]

@@ -62,17 +62,17 @@ def packed(lengths: Sequence[int], row: int, heuristic: str = "best-fit decreasi
     decreasing for language models: Ding et al. 2024, Fewer truncations improve language modeling, section 3.
     """
     choose, decreasing = HEURISTICS[heuristic]
-    found: list[list[int]] = []
+    bins: list[list[int]] = []
     room: list[int] = []
     for at in sorted(range(len(lengths)), key=lambda at: -lengths[at] if decreasing else at):
-        chosen = choose([each for each, left in enumerate(room) if left >= lengths[at]], room)
-        if chosen is None:
-            chosen = len(found)
-            found.append([])
+        index = choose([each for each, space in enumerate(room) if space >= lengths[at]], room)
+        if index is None:
+            index = len(bins)
+            bins.append([])
             room.append(row)
-        found[chosen].append(at)
-        room[chosen] -= lengths[at]
-    return found
+        bins[index].append(at)
+        room[index] -= lengths[at]
+    return bins
 
 
 @dataclass(frozen=True)
@@ -104,28 +104,28 @@ def waste(
 ) -> Waste:
     """Documents of real lengths, padded in batches and packed into rows.
 
-    >>> found = waste(documents=96)
-    >>> found.to_length > found.to_longest > found.in_rows
+    >>> padding = waste(documents=96)
+    >>> padding.to_length > padding.to_longest > padding.in_rows
     True
 
     A document is one docstring of Python's standard library, every one as likely; a token is a character.
     """
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randperm(len(corpus.documents()), generator=generator)[:documents].tolist()
-    lengths = [min(length, len(corpus.documents()[at])) for at in drawn]
+    indices = torch.randperm(len(corpus.documents()), generator=generator)[:documents].tolist()
+    lengths = [min(length, len(corpus.documents()[at])) for at in indices]
     if order == "sorted by length":
         lengths.sort()
     widths = [max(lengths[at - at % batch :][:batch]) for at in range(documents)]
-    filled = packed(lengths, length, heuristic)
+    bins = packed(lengths, length, heuristic)
     return Waste(
         length,
         tuple(lengths),
         tuple(widths),
-        tuple(map(tuple, filled)),
+        tuple(map(tuple, bins)),
         fewest=math.ceil(sum(lengths) / length),
         to_length=1 - sum(lengths) / (documents * length),
         to_longest=1 - sum(lengths) / sum(widths),
-        in_rows=1 - sum(lengths) / (len(filled) * length),
+        in_rows=1 - sum(lengths) / (len(bins) * length),
     )
 
 
@@ -219,9 +219,9 @@ def boundary(*, documents: Documents = 4, longest: Longest = 16, seed: Seed = 0)
         labels = label(torch.cat(row), lengths)
         targets, start = labels[1:] != IGNORE, positions_of(lengths)[1:] == 0
         loss = summed_loss(read(model, row), labels) / targets.sum()
-        found = distance(gradient_of(model, loss), right.right)
+        difference = distance(gradient_of(model, loss), right.right)
         across, lost = int((targets & start).sum()), int((~targets & ~start).sum())
-        ways.append(Labelled(name, int(targets.sum()), across, lost, loss.item(), found.relative_error))
+        ways.append(Labelled(name, int(targets.sum()), across, lost, loss.item(), difference.relative_error))
     return Boundary(tuple(lengths), sum(right.losses) / right.targets, tuple(ways), right.tolerance(model))
 
 
@@ -273,7 +273,7 @@ def _positioned(model: Reader, row: Sequence[Tensor], reset: bool) -> Positioned
     right, tokens, lengths = one_by_one(model, row), torch.cat(list(row)), [len(text) for text in row]
     logits = read(model, row, reset=reset)
     loss = summed_loss(logits, rows.apart(tokens, lengths)) / right.targets
-    found = distance(gradient_of(model, loss), right.right)
+    difference = distance(gradient_of(model, loss), right.right)
     name = f"{'learned' if model.position is not None else 'rotary'}, {'restart' if reset else 'run on'}"
     off = distance(logits.detach(), right.logits).relative_error
-    return Positioned(name, off, found.relative_error, right.tolerance(model))
+    return Positioned(name, off, difference.relative_error, right.tolerance(model))

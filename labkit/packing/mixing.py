@@ -37,10 +37,10 @@ def domain(name: str) -> tuple[str, ...]:
     Raises LabError where this Python came without them.
     """
     texts = (text.encode("ascii", "replace").decode() for text in SOURCES[name]())
-    found = tuple(text for text in texts if len(text) >= corpus.SHORTEST)
-    if not found:
+    documents = tuple(text for text in texts if len(text) >= corpus.SHORTEST)
+    if not documents:
         raise LabError(f"{name} = 0 documents in this Python: try a Python that comes with its .py files")
-    return found
+    return documents
 
 
 def _functions() -> Iterator[str]:
@@ -122,8 +122,8 @@ def mixture(
 ) -> Mixture:
     """The share of two kinds of text by documents and by tokens, and where the gradient points.
 
-    >>> found = mixture()
-    >>> [(way.name, way.share < 0.49) for way in found.ways]
+    >>> mix = mixture()
+    >>> [(way.name, way.share < 0.49) for way in mix.ways]
     [('by tokens', False), ('by documents', True)]
 
     One batch with the share of its documents, rounded, at least one of each kind. The curves are exact: a gradient
@@ -136,7 +136,7 @@ def mixture(
     model = Transformer(seed=seed, length=length, dtype=torch.float64)
     alone = [gradient_of(model, next_token_loss(model, *each, "mean")) for each in batches]
     right = share * alone[0] + (1 - share) * alone[1]
-    found = {name: gradient_of(model, loss(model, batches, share)) for name, loss in LOSSES.items()}
+    gradients = {name: gradient_of(model, loss(model, batches, share)) for name, loss in LOSSES.items()}
     shares = torch.linspace(0, 1, 41, dtype=torch.float64)
     path = shares[:, None] * alone[0] + (1 - shares[:, None]) * alone[1]
     return Mixture(
@@ -144,7 +144,7 @@ def mixture(
         counts,
         (valid_tokens(batches[0][1]), valid_tokens(batches[1][1])),
         share,
-        tuple(_mixed(name, gradient, alone, right) for name, gradient in found.items()),
+        tuple(_mixed(name, gradient, alone, right) for name, gradient in gradients.items()),
         shares,
         torch.stack([torch.cosine_similarity(path, each[None]) for each in alone]),
     )
@@ -161,8 +161,8 @@ def _mixed(name: str, gradient: Tensor, alone: list[Tensor], right: Tensor) -> M
 def _batch(name: str, count: int, length: int, seed: int) -> Batch:
     """Documents of a kind, every one as likely, cut and padded."""
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randperm(len(domain(name)), generator=generator)[:count].tolist()
-    rows = [torch.tensor(list(domain(name)[at][:length].encode())) for at in drawn]
+    indices = torch.randperm(len(domain(name)), generator=generator)[:count].tolist()
+    rows = [torch.tensor(list(domain(name)[at][:length].encode())) for at in indices]
     return pad_sequence(rows, batch_first=True), pad_sequence(rows, batch_first=True, padding_value=IGNORE)
 
 
@@ -231,8 +231,8 @@ def order(
 ) -> Order:
     """The same examples in another order: the first gradient, and the weights after one epoch.
 
-    >>> found = order()
-    >>> found.step_error > 0.5, 0.01 < found.end < 0.5
+    >>> epochs = order()
+    >>> epochs.step_error > 0.5, 0.01 < epochs.end < 0.5
     (True, True)
 
     float64. Where every document weighs the same, all that differs is of second order in η: for two steps a, b the

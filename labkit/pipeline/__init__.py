@@ -52,8 +52,8 @@ def losses(
 ) -> Weighed:
     """One step of a real pipeline, a process for each rank; the weight that each microbatch got in the gradient.
 
-    >>> found = losses(loss="sum / N")  # divided by N, and then by M = 4
-    >>> [round(weight, 9) for weight in found.weights.tolist()], round(found.relative_error, 9)
+    >>> step = losses(loss="sum / N")  # divided by N, and then by M = 4
+    >>> [round(weight, 9) for weight in step.weights.tolist()], round(step.relative_error, 9)
     ([0.25, 0.25, 0.25, 0.25], 0.75)
 
     float64; a row of 12 tokens is a microbatch. The right gradient is Σ S_m / N, each S_m from a forward of its own in
@@ -61,11 +61,11 @@ def losses(
     """
     admit(schedule, ranks, microbatches)
     tokens, targets = data(microbatches, seed, equal)
-    (found,) = piped([(tokens, targets)], ranks, microbatches, schedule, loss, scale_grads, seed)
+    (g,) = piped([(tokens, targets)], ranks, microbatches, schedule, loss, scale_grads, seed)
     S, roundings = _by_microbatch(ranks * chunks(schedule), microbatches, seed, equal)
     n = (targets != IGNORE).sum(1).double()
     predicted = weights(loss, n) / (microbatches if scale_grads else 1)
-    return weighed(loss, scale_grads, found, S, n, predicted, roundings)
+    return weighed(loss, scale_grads, g, S, n, predicted, roundings)
 
 
 @functools.lru_cache(maxsize=4)
@@ -88,13 +88,13 @@ def weights(loss: str, counts: Tensor) -> Tensor:
 
 
 def weighed(
-    loss: str, scale_grads: bool, found: Tensor, S: Tensor, counts: Tensor, predicted: Tensor, roundings: int
+    loss: str, scale_grads: bool, g: Tensor, S: Tensor, counts: Tensor, predicted: Tensor, roundings: int
 ) -> Weighed:
     """A gradient found [P] beside the right one, Σ S_m / N, and the weights of the S_m [M, P] that it is made of."""
     N, right = counts.sum(), S.sum(0) / counts.sum()
-    fitted = fit(found, S)
+    fitted = fit(g, S)
     return Weighed(
-        **vars(distance(found, right)),
+        **vars(distance(g, right)),
         loss=loss,
         scale_grads=scale_grads,
         counts=counts,
@@ -144,11 +144,11 @@ def ways(
 
     As `losses` six times.
     """
-    found = [
-        losses(loss=loss, scale_grads=scaled, equal=equal, ranks=ranks, microbatches=microbatches,
+    steps = [
+        losses(loss=loss, scale_grads=scale, equal=equal, ranks=ranks, microbatches=microbatches,
                schedule=schedule, seed=seed)
         for loss in LOSSES
-        for scaled in (True, False)
+        for scale in (True, False)
     ]  # fmt: skip
-    rows = tuple(Way(w.loss, w.scale_grads, w.relative_error, w.predicted_error, w.equal) for w in found)
-    return Ways(rows, sum(way.right for way in rows), max(w.tolerance.value for w in found))
+    rows = tuple(Way(w.loss, w.scale_grads, w.relative_error, w.predicted_error, w.equal) for w in steps)
+    return Ways(rows, sum(way.right for way in rows), max(w.tolerance.value for w in steps))

@@ -55,8 +55,8 @@ def indivisible(
 ) -> Outcome:
     """A batch whose rows M does not divide, and one that is shorter than the one before, in a real pipeline.
 
-    >>> found = indivisible(treatment="padded")
-    >>> found.ignored, found.right
+    >>> outcome = indivisible(treatment="padded")
+    >>> outcome.ignored, outcome.right
     (1, True)
 
     The loss is sum / N without scale_grads. "as it is": what the library does; where it fails, the ranks are ended.
@@ -68,20 +68,20 @@ def indivisible(
         refuse(rows, tail, microbatches)
     batches = [data(each, seed + at) for at, each in enumerate((rows, tail)) if each]
     shape = enough(max(rows, tail), microbatches)
-    given = [padded(*each, shape) for each in batches] if treatment == "padded" else batches
-    found, said = attempted(given, ranks, microbatches, schedule, seed)
+    inputs = [padded(*each, shape) for each in batches] if treatment == "padded" else batches
+    gradients, complaint = attempted(inputs, ranks, microbatches, schedule, seed)
     right = [reference(ranks, seed, *each) for each in batches]
-    seen = [shape if treatment == "padded" and each else each for each in (rows, tail)]
+    sizes = [shape if treatment == "padded" and each else each for each in (rows, tail)]
     return Outcome(
         rows,
         tail,
         microbatches,
-        pieces(seen[0], microbatches),
-        pieces(seen[1], microbatches),
+        pieces(sizes[0], microbatches),
+        pieces(sizes[1], microbatches),
         ignored=sum(shape - len(tokens) for tokens, _ in batches),
         padded=treatment == "padded",
-        said=said,
-        errors=tuple(distance(g, G).relative_error for g, (G, _) in zip(found, right, strict=False)),
+        said=complaint,
+        errors=tuple(distance(g, G).relative_error for g, (G, _) in zip(gradients, right, strict=False)),
         tolerance=max((bound for _, bound in right), key=lambda bound: bound.value),
     )
 
@@ -93,8 +93,8 @@ def attempted(
     try:
         return piped(batches, ranks, microbatches, schedule, "sum / N", False, seed), ""
     except LabError as error:
-        said = str(error).partition(": try ")[0]  # the same again would end the same
-        return [], " ".join(said.split())
+        complaint = str(error).partition(": try ")[0]  # the same again would end the same
+        return [], " ".join(complaint.split())
 
 
 def reference(ranks: int, seed: int, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tolerance]:

@@ -68,8 +68,8 @@ class Sleeper(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The input."""
         with saved_tensors_hooks(self._hold, lambda held: held.tensor):
-            found: Tensor = Sleep.apply(x + self.weight, self._spend)  # type: ignore[no-untyped-call]
-        return found
+            output: Tensor = Sleep.apply(x + self.weight, self._spend)  # type: ignore[no-untyped-call]
+        return output
 
     def _hold(self, tensor: Tensor) -> Held:
         held = Held(tensor)

@@ -142,11 +142,11 @@ def cut(
     microbatches that do not divide the batch, or that the schedule does not take, are left out.
     """
     sizes = tuple(M for M in (1, 2, 4, 8, 16, FINEST) if batch % M == 0 and taken_by(schedule, ranks, M))
-    done: tuple[Slice, ...] = ()
-    yield Slices(schedule, ranks, batch, sizes, done)
+    slices: tuple[Slice, ...] = ()
+    yield Slices(schedule, ranks, batch, sizes, slices)
     for M in sizes:
-        done = (*done, measured(M, batch, width, schedule, ranks))
-        yield Slices(schedule, ranks, batch, sizes, done)
+        slices = (*slices, measured(M, batch, width, schedule, ranks))
+        yield Slices(schedule, ranks, batch, sizes, slices)
 
 
 def measured(M: int, batch: int, width: int, schedule: str, ranks: int) -> Slice:

@@ -175,12 +175,12 @@ def built(schedule: str, parts: Sequence[nn.Module], rank: int, world: int, micr
 
     kinds = {"GPipe": pipelining.ScheduleGPipe, "1F1B": pipelining.Schedule1F1B}
     device, total = torch.device("cpu"), world * len(parts)
-    held: list[Any] = [
+    stages: list[Any] = [
         pipelining.PipelineStage(part, rank + world * at, total, device) for at, part in enumerate(parts)
     ]
     if schedule == "Interleaved":
-        return pipelining.ScheduleInterleaved1F1B(held, microbatches, **options)
-    return kinds[schedule](held[0], microbatches, **options)
+        return pipelining.ScheduleInterleaved1F1B(stages, microbatches, **options)
+    return kinds[schedule](stages[0], microbatches, **options)
 
 
 def step(pipeline: Any, rank: int, world: int, inputs: Tensor, targets: Tensor, **loss_kwargs: Any) -> None:
@@ -207,11 +207,11 @@ def gradients(
     """The gradients that one step for each batch leaves in this rank's stages: batches × stages × numbers."""
     parts = list(model(world * chunks(schedule), seed))[rank::world]
     pipeline = built(schedule, parts, rank, world, microbatches, loss_fn=LOSSES[loss], scale_grads=scale_grads)
-    left = []
+    results = []
     for tokens, targets in (map(torch.tensor, pair) for pair in batches):
         N = int((targets != IGNORE).sum())
         step(pipeline, rank, world, tokens, targets, N=N)
-        left.append([flat(gradient(part)).tolist() for part in parts])
+        results.append([flat(gradient(part)).tolist() for part in parts])
         for part in parts:
             part.zero_grad()
-    return left
+    return results

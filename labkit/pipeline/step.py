@@ -29,8 +29,8 @@ def piped(
         seed=seed,
     )
     order = range(ranks * chunks(schedule))
-    left = [[answers[stage % ranks][at][stage // ranks] for stage in order] for at in range(len(batches))]
-    return [torch.cat([torch.tensor(part, dtype=torch.float64) for part in parts]) for parts in left]
+    gradients = [[answers[stage % ranks][at][stage // ranks] for stage in order] for at in range(len(batches))]
+    return [torch.cat([torch.tensor(part, dtype=torch.float64) for part in parts]) for parts in gradients]
 
 
 def sums(whole: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:

@@ -85,27 +85,27 @@ def played(orders: Sequence[list[Action]], forward: float, backward: float) -> l
     that never end.
     """
     last = max(stage for actions in orders for _, stage, _ in actions)
-    cost, free, done = {"forward": forward, "backward": backward}, [0.0] * len(orders), dict[Action, float]()
+    cost, free, ends = {"forward": forward, "backward": backward}, [0.0] * len(orders), dict[Action, float]()
     todo, works = [list(actions) for actions in orders], list[Work]()
     while any(todo):
         before = len(works)
         for rank, actions in enumerate(todo):
-            while actions and (ready := _ready(actions[0], last, done)) is not None:
+            while actions and (ready := _ready(actions[0], last, ends)) is not None:
                 action = actions.pop(0)
                 begin = max(free[rank], ready)
-                free[rank] = done[action] = begin + cost[action[0]]
+                free[rank] = ends[action] = begin + cost[action[0]]
                 works.append(Work(action[0], rank, action[1], action[2], begin, free[rank]))
         if len(works) == before:
             raise LabError("orders in which all ranks wait for each other: try those of one schedule")
     return works
 
 
-def _ready(action: Action, last: int, done: dict[Action, float]) -> float | None:
+def _ready(action: Action, last: int, ends: dict[Action, float]) -> float | None:
     """When the input of an action is there, None where nobody has made it yet."""
     kind, stage, m = action
     if kind == "forward":
-        return 0.0 if stage == 0 else done.get(("forward", stage - 1, m))
-    return done.get(("forward", stage, m) if stage == last else ("backward", stage + 1, m))
+        return 0.0 if stage == 0 else ends.get(("forward", stage - 1, m))
+    return ends.get(("forward", stage, m) if stage == last else ("backward", stage + 1, m))
 
 
 def idle(works: Sequence[Work], ranks: int) -> float:
@@ -148,8 +148,8 @@ def timeline(
 ) -> Timelines:
     """One step of a pipeline in time: its bars by the model, and those of real processes whose stages sleep.
 
-    >>> found = timeline(microbatches=2, forward=2)
-    >>> round(found.bubble, 9) == round(bubble(2, 2), 9), found.kept
+    >>> step = timeline(microbatches=2, forward=2)
+    >>> round(step.bubble, 9) == round(bubble(2, 2), 9), step.kept
     (True, (2, 2))
 
     Begin and end are taken by a clock that is common to the processes of one machine. Raises LabError for a number of
@@ -159,8 +159,8 @@ def timeline(
     orders = [order(schedule, rank, ranks, microbatches) for rank in range(ranks)]
     V, times = chunks(schedule), (forward, backward * forward)
     modelled = played(orders, *(time / V for time in times))
-    seen = sleeping(schedule, ranks, microbatches, *times)
-    measured = list(works(seen))
+    reports = sleeping(schedule, ranks, microbatches, *times)
+    measured = list(works(reports))
     return Timelines(
         schedule=schedule,
         ranks=ranks,
@@ -171,7 +171,7 @@ def timeline(
         measured_bubble=idle(measured, ranks),
         total=max(work.end for work in modelled),
         measured_total=max(work.end for work in measured),
-        kept=tuple(sum(most for most, _ in parts) for parts in seen),
+        kept=tuple(sum(most for most, _ in parts) for parts in reports),
         predicted_kept=tuple(kept(actions) for actions in orders),
     )
 
@@ -188,13 +188,13 @@ def sleeping(schedule: str, ranks: int, microbatches: int, forward: float, backw
     )
 
 
-def works(seen: Sequence[Sequence[Any]]) -> Iterator[Work]:
+def works(reports: Sequence[Sequence[Any]]) -> Iterator[Work]:
     """What the stages of all ranks wrote down, in ms from the first begin."""
-    start = min(begin for parts in seen for _, times in parts for _, begin, _ in times)
-    for rank, parts in enumerate(seen):
+    start = min(begin for parts in reports for _, times in parts for _, begin, _ in times)
+    for rank, parts in enumerate(reports):
         for at, (_, times) in enumerate(parts):
             for m, (kind, begin, end) in numbered(times):
-                yield Work(kind, rank, at * len(seen) + rank, m, 1e3 * (begin - start), 1e3 * (end - start))
+                yield Work(kind, rank, at * len(reports) + rank, m, 1e3 * (begin - start), 1e3 * (end - start))
 
 
 def numbered(times: Sequence[Any]) -> Iterator[tuple[int, Any]]:
@@ -256,19 +256,19 @@ def bubbles(
 
     A backward pass sleeps as long as a forward. Numbers of microbatches that a schedule does not take are left out.
     """
-    wanted = sorted({largest, *(2**k for k in range(largest.bit_length()))})
-    sizes = [M for M in wanted if taken_by(schedule, ranks, M)]
+    candidates = sorted({largest, *(2**k for k in range(largest.bit_length()))})
+    sizes = [M for M in candidates if taken_by(schedule, ranks, M)]
     model = tuple(modelled_bubble(schedule, ranks, M) for M in sizes)
-    given, spreads, most = (schedule, ranks, forward, tuple(sizes), model), list[Spread](), list[int]()
-    yield Bubbles(*given, measured=(), kept=(), progress=0.0)
+    setting, spreads, most = (schedule, ranks, forward, tuple(sizes), model), list[Spread](), list[int]()
+    yield Bubbles(*setting, measured=(), kept=(), progress=0.0)
     for at, M in enumerate(sizes):
         shares: list[float] = []
         for repeat in range(REPEATS):
-            seen = sleeping(schedule, ranks, M, forward, forward)
-            shares.append(idle(list(works(seen)), ranks))
-            most[at:], spreads[at:] = [sum(count for count, _ in seen[0])], [Spread.of(shares)]
-            done = (at + (repeat + 1) / REPEATS) / len(sizes)
-            yield Bubbles(*given, measured=tuple(spreads), kept=tuple(most), progress=done)
+            reports = sleeping(schedule, ranks, M, forward, forward)
+            shares.append(idle(list(works(reports)), ranks))
+            most[at:], spreads[at:] = [sum(count for count, _ in reports[0])], [Spread.of(shares)]
+            share = (at + (repeat + 1) / REPEATS) / len(sizes)
+            yield Bubbles(*setting, measured=tuple(spreads), kept=tuple(most), progress=share)
 
 
 def modelled_bubble(schedule: str, ranks: int, microbatches: int) -> float:

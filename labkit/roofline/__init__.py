@@ -122,12 +122,12 @@ def bound(time_math: float, time_memory: float, measured: float) -> str:
 def place(microbatch: int, width: int, itemsize: int, machine: Machine, times: list[float]) -> Row:
     """A matmul (b × d)·(d × d) placed under the roofs of a machine, by its measured times in seconds."""
     flop = 2 * microbatch * width**2
-    moved = itemsize * (2 * microbatch * width + width**2)
-    t_math, t_memory = flop / machine.ceiling / 1e9, moved / machine.bandwidth / 1e9
+    volume = itemsize * (2 * microbatch * width + width**2)
+    t_math, t_memory = flop / machine.ceiling / 1e9, volume / machine.bandwidth / 1e9
     return Row(
         microbatch=microbatch,
-        intensity=flop / moved,
-        attainable=attainable(flop / moved, machine.bandwidth, machine.ceiling),
+        intensity=flop / volume,
+        attainable=attainable(flop / volume, machine.bandwidth, machine.ceiling),
         time_math=t_math,
         time_memory=t_memory,
         time_max=max(t_math, t_memory),
@@ -195,8 +195,8 @@ def counting(
     """
     device = pick()
     times = Spread.of(matmul(microbatch, weights(width, torch.float32, device), device))
-    count, moved = microbatch * width**2, 4 * (2 * microbatch * width + width**2)
-    rate, intensity = count / times.median / 1e9, count / moved
+    count, volume = microbatch * width**2, 4 * (2 * microbatch * width + width**2)
+    rate, intensity = count / times.median / 1e9, count / volume
     return Counting(count, times, rate, 2 * rate, intensity, 2 * intensity)
 
 

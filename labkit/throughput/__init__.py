@@ -51,8 +51,8 @@ def step_seconds(
     and allreduce in seconds. Raises LabError for K below 1, and for a number that is below 0 or above a billion.
     """
     K = Range(1, 2**31).check("steps", steps, int)
-    given = {"microbatch": microbatch, "launch": launch, "per sequence": per_sequence, "optimizer": optimizer}
-    for label, value in {**given, "allreduce": allreduce}.items():
+    costs = {"microbatch": microbatch, "launch": launch, "per sequence": per_sequence, "optimizer": optimizer}
+    for label, value in {**costs, "allreduce": allreduce}.items():
         Range(0, 1e9).check(label, value, float)
     return K * (launch + per_sequence * microbatch) + optimizer + allreduce
 
@@ -119,8 +119,8 @@ def sweep(
 ) -> Iterator[Sweep]:
     """Real steps of one global batch, for microbatches of 1, 2, 4, … sequences, and the model fitted to them.
 
-    >>> *_, found = sweep(sequences=8, length=8, repeats=3)
-    >>> [(row.microbatch, row.accumulation_steps) for row in found.rows], found.valid
+    >>> *_, last = sweep(sequences=8, length=8, repeats=3)
+    >>> [(row.microbatch, row.accumulation_steps) for row in last.rows], last.valid
     ([(1, 8), (2, 4), (4, 2), (8, 1)], 56)
 
     Sequences of equal length, so that b alone differs; the sizes are measured in turn. A generator of the result so
@@ -130,17 +130,17 @@ def sweep(
     pair, (model, optimizer) = batch(seed, B, length, shortest=length), trainee(seed, length, where)
     sizes = [2**k for k in range(B.bit_length())]
     works = [functools.partial(timed, model, optimizer, cut(pair, b, where), where) for b in sizes]
-    for done, found in enumerate(interleaved(works, repeats), 1):
+    for count, times_by_size in enumerate(interleaved(works, repeats), 1):
         valid = valid_tokens(pair[1])
-        rows = tuple(row(b, B, valid, times) for b, times in zip(sizes, found, strict=True) if times)
-        yield Sweep(name(where), B, valid, rows, *fitted(rows), done / (len(sizes) * repeats))
+        rows = tuple(row(b, B, valid, times) for b, times in zip(sizes, times_by_size, strict=True) if times)
+        yield Sweep(name(where), B, valid, rows, *fitted(rows), count / (len(sizes) * repeats))
 
 
 def fitted(rows: Sequence[Row]) -> tuple[float, float, float]:
     """a, c and T_optimizer of the model, by least squares of the relative error, none below 0.
 
-    >>> made = [row(b, 8, 8, [Times(8 / b * 0.25 + 1 + 0.5, 0.0, 0.5)]) for b in (1, 2, 8)]
-    >>> [round(each, 6) for each in fitted(made)]
+    >>> rows = [row(b, 8, 8, [Times(8 / b * 0.25 + 1 + 0.5, 0.0, 0.5)]) for b in (1, 2, 8)]
+    >>> [round(each, 6) for each in fitted(rows)]
     [0.25, 0.125, 0.5]
 
     At a fixed global batch T_optimizer and B · c look alike, so T_optimizer is measured by itself. NaN for one row.
@@ -162,7 +162,7 @@ def positive(columns: Tensor, target: Tensor) -> tuple[float, float]:
     """
     free = torch.linalg.lstsq(columns, target[:, None]).solution[:, 0]
     alone = (columns.mT @ target).clamp(min=0) / (columns**2).sum(0)  # the other at 0
-    ways = [alone * torch.tensor(kept) for kept in ((1, 0), (0, 1))]
+    ways = [alone * torch.tensor(axis) for axis in ((1, 0), (0, 1))]
     best = free if free.min() >= 0 else min(ways, key=lambda way: float((columns @ way - target).norm()))
     return float(best[0]), float(best[1])
 
@@ -193,16 +193,16 @@ def pair(
 ) -> Iterator[Pair]:
     """One microbatch and one whole step, with small and with large microbatches, at a global batch of 64 sequences.
 
-    >>> *_, found = pair(repeats=3)
-    >>> [(row.microbatch, row.accumulation_steps) for row in found.rows], found.progress
+    >>> *_, last = pair(repeats=3)
+    >>> [(row.microbatch, row.accumulation_steps) for row in last.rows], last.progress
     ([(2, 32), (16, 4)], 1.0)
 
     A generator of the result so far. Raises LabError where a size is no power of two.
     """
     where, sizes = pick(device), (doubling("small", small), doubling("large", large))
-    given, (model, optimizer) = batch(seed, GLOBAL_BATCH, 32, shortest=32), trainee(seed, 32, where)
-    works = [functools.partial(timed, model, optimizer, cut(given, b, where), where) for b in sizes]
-    for done, found in enumerate(interleaved(works, repeats), 1):
-        ready = zip(sizes, found, strict=True) if all(found) else ()
-        rows = tuple(row(b, GLOBAL_BATCH, valid_tokens(given[1]), times) for b, times in ready)
-        yield Pair(rows, done / (2 * repeats))
+    examples, (model, optimizer) = batch(seed, GLOBAL_BATCH, 32, shortest=32), trainee(seed, 32, where)
+    works = [functools.partial(timed, model, optimizer, cut(examples, b, where), where) for b in sizes]
+    for count, times_by_size in enumerate(interleaved(works, repeats), 1):
+        ready = zip(sizes, times_by_size, strict=True) if all(times_by_size) else ()
+        rows = tuple(row(b, GLOBAL_BATCH, valid_tokens(examples[1]), times) for b, times in ready)
+        yield Pair(rows, count / (2 * repeats))

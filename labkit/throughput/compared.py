@@ -92,8 +92,8 @@ class Change:
     def gain(self, counts: tuple[int, int]) -> Spread:
         """What is counted a second, after over before."""
         before, after = counts
-        scaled = {name: value * after / before for name, value in vars(self.steps).items() if name != "count"}
-        return Spread(**scaled, count=self.steps.count)
+        ratios = {name: value * after / before for name, value in vars(self.steps).items() if name != "count"}
+        return Spread(**ratios, count=self.steps.count)
 
 
 def tokens(
@@ -109,8 +109,8 @@ def tokens(
 ) -> Iterator[Change]:
     """Steps a second, positions a second and valid tokens a second, of documents of unequal length.
 
-    >>> *_, found = tokens(length=8, repeats=3)
-    >>> found.valid[1] < found.valid[0], found.positions[1] == 32 * 8
+    >>> *_, last = tokens(length=8, repeats=3)
+    >>> last.valid[1] < last.valid[0], last.positions[1] == 32 * 8
     (True, True)
 
     Before: 32 documents of 4 to 64 tokens as they come, each microbatch padded to its own longest. A generator of the
@@ -124,7 +124,7 @@ def tokens(
         cut(resized(pair, length), b, where) if fixed else [trimmed(each) for each in cut(by_length(pair), b, where)]
     )
     works = [functools.partial(seconds, model, optimizer, way, where) for way in (before, after)]
-    for done, (old, new) in enumerate(interleaved(works, repeats), 1):
+    for count, (old, new) in enumerate(interleaved(works, repeats), 1):
         ratio = Spread.of([a / b for a, b in zip(old, new, strict=False)])
         yield Change(
             change,
@@ -133,7 +133,7 @@ def tokens(
             valid=(valid(before), valid(after)),
             steps=ratio,
             seconds=(Spread.of(old).median, Spread.of(new).median),
-            progress=done / (2 * repeats),
+            progress=count / (2 * repeats),
         )
 
 
@@ -176,8 +176,8 @@ def decision(
 ) -> Iterator[Runs]:
     """Runs of two sizes of microbatch at one global batch of 64 sequences, and whether the second is faster.
 
-    >>> *_, found = decision(same=True)
-    >>> len(found.before), len(found.after), found.microbatches
+    >>> *_, last = decision(same=True)
+    >>> len(last.before), len(last.after), last.microbatches
     (3, 3, (8, 8))
 
     A run is five optimizer steps; before and after take turns. A generator of the result so far. Raises LabError
@@ -187,8 +187,8 @@ def decision(
     sizes = first, first if same else doubling("after", after)
     pair, (model, optimizer) = batch(seed, GLOBAL_BATCH, 32, shortest=32), trainee(seed, 32, where)
     works = [functools.partial(run, model, optimizer, cut(pair, b, where), where) for b in sizes]
-    for done, (old, new) in enumerate(interleaved(works, runs), 1):
-        yield Runs(same, sizes, margin, tuple(old), tuple(new), done / (2 * runs))
+    for count, (old, new) in enumerate(interleaved(works, runs), 1):
+        yield Runs(same, sizes, margin, tuple(old), tuple(new), count / (2 * runs))
 
 
 def run(

@@ -121,8 +121,8 @@ def loader(
 ) -> Iterator[Loader]:
     """A real loop over items whose loading takes a declared time, one after the other and with prefetch.
 
-    >>> *_, found = loader(load=0.5)
-    >>> round(found.plain_modelled / (found.load + found.compute.median), 6), found.progress
+    >>> *_, last = loader(load=0.5)
+    >>> round(last.plain_modelled / (last.load + last.compute.median), 6), last.progress
     (1.0, 1.0)
 
     One after the other: load + compute. A thread that loads ahead: max(load, compute). A generator of the result so
@@ -135,11 +135,11 @@ def loader(
     declared = load * Spread.of([every.step for every in times]).median
     loads = [declared * share for share in itertools.islice(itertools.cycle(shares(uneven)), ITEMS)]
     ways = ([0.0] * ITEMS, 0), (loads, 0), (loads, depth)
-    works = [functools.partial(loop, given, work, ahead) for given, ahead in ways]
-    for done, found in enumerate(interleaved(works, repeats), 1):
-        compute, plain, ahead = (Spread.of(every) for every in found)
+    works = [functools.partial(loop, delays, work, ahead) for delays, ahead in ways]
+    for count, results in enumerate(interleaved(works, repeats), 1):
+        compute, plain, ahead = (Spread.of(every) for every in results)
         slow, fast = (each(schedule(loads, compute.median, deep)) for deep in (0, depth))
-        yield Loader(depth, uneven, declared, compute, plain, ahead, slow, fast, done / (3 * repeats))
+        yield Loader(depth, uneven, declared, compute, plain, ahead, slow, fast, count / (3 * repeats))
 
 
 def shares(uneven: bool) -> list[float]:

@@ -119,17 +119,17 @@ def interleaved(works: Sequence[Callable[[], T]], repeats: int) -> Iterator[list
     """What each work gave so far, A B A B …, so that drift meets all of them; the first call of each only warms up.
 
     >>> calls = itertools.count()
-    >>> *_, found = interleaved([lambda: next(calls), lambda: -next(calls)], 2)
-    >>> found
+    >>> *_, results = interleaved([lambda: next(calls), lambda: -next(calls)], 2)
+    >>> results
     [[1, 4], [-3, -5]]
     """
-    found: list[list[T]] = [[] for _ in works]
+    results: list[list[T]] = [[] for _ in works]
     for turn in range(repeats):
-        for work, mine in zip(works, found, strict=True):
+        for work, mine in zip(works, results, strict=True):
             if turn == 0:
                 work()
             mine.append(work())
-            yield found
+            yield results
 
 
 def doubling(label: str, value: int) -> int:

@@ -21,7 +21,7 @@ from typing import Any
 
 from labkit.errors import LabError
 from labkit.workers import _start, _torchrun
-from labkit.workers._names import named
+from labkit.workers._names import name_of
 from labkit.workers._pool import MOST, Pool
 
 __all__ = ["MOST", "Pool", "close", "pool", "run", "total", "warm"]
@@ -49,7 +49,7 @@ def run(
     gets `device`, the GPU of its rank: cuda:0, cuda:1, …
     """
     if _torchrun.launched():
-        return _torchrun.run(named(function), ranks, timeout, device, values)
+        return _torchrun.run(name_of(function), ranks, timeout, device, values)
     with _lock:
         return pool(ranks, start, device).run(function, timeout=timeout, **values)
 

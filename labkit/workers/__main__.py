@@ -48,14 +48,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _blames(sentence: str) -> str:
     """The rank that a sentence names, else 0: one of them prints what all know."""
-    found = re.match(r"rank (\d+)", sentence)
-    return found[1] if found else "0"
+    match = re.match(r"rank (\d+)", sentence)
+    return match[1] if match else "0"
 
 
 def run(name: str, values: dict[str, Any]) -> Any:
     """The answers of all ranks, or the result of an experiment, the last one that it yields."""
     sys.path.insert(0, "")
-    function = _names.found(_names.named(name))
+    function = _names.load(_names.name_of(name))
     parameters = list(inspect.signature(function).parameters)
     if _torchrun.launched() and (parameters[:2] == ["rank", "world"] or "ranks" in parameters):
         values = {"ranks": int(os.environ["WORLD_SIZE"]), **values}

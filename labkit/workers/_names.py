@@ -17,11 +17,11 @@ from labkit.errors import LabError
 _changed: dict[str, float] = {}  # when the file of a module was last written, as of its import
 
 
-def named(function: str | Callable[..., Any]) -> str:
+def name_of(function: str | Callable[..., Any]) -> str:
     """The name under which a rank can import a function.
 
-    >>> named(named)
-    'labkit.workers._names:named'
+    >>> name_of(name_of)
+    'labkit.workers._names:name_of'
     """
     if isinstance(function, str):
         module, _, name = function.partition(":")
@@ -36,11 +36,11 @@ def named(function: str | Callable[..., Any]) -> str:
     return f"{module}:{name}"
 
 
-def packed(function: str | Callable[..., Any], values: dict[str, Any]) -> bytes:
+def pack(function: str | Callable[..., Any], values: dict[str, Any]) -> bytes:
     """A call as bytes, with what a rank needs to understand it: the notebook's sys.path of this moment."""
     path = [each or _here() for each in sys.path]
     try:
-        return pickle.dumps((named(function), path, pickle.dumps(values)))
+        return pickle.dumps((name_of(function), path, pickle.dumps(values)))
     except LabError:
         raise
     except Exception as error:
@@ -49,11 +49,11 @@ def packed(function: str | Callable[..., Any], values: dict[str, Any]) -> bytes:
         ) from error
 
 
-def unpacked(call: bytes) -> tuple[Callable[..., Any], dict[str, Any]]:
+def unpack(call: bytes) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The function and its arguments, in a rank; LabError when the function cannot be called with them."""
     name, path, rest = pickle.loads(call)
     sys.path[:] = path
-    function = found(name)
+    function = load(name)
     try:
         values: dict[str, Any] = pickle.loads(rest)
     except Exception as error:
@@ -67,10 +67,10 @@ def unpacked(call: bytes) -> tuple[Callable[..., Any], dict[str, Any]]:
     return function, values
 
 
-def found(name: str) -> Callable[..., Any]:
+def load(name: str) -> Callable[..., Any]:
     """The function of that name; a module whose file has changed since is loaded again.
 
-    >>> found("labkit.workers:total").__name__
+    >>> load("labkit.workers:total").__name__
     'total'
     """
     where, _, attribute = name.partition(":")

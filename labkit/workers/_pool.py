@@ -10,7 +10,7 @@ from labkit.declare import Choice, Range
 from labkit.errors import LabError
 from labkit.workers import _start
 from labkit.workers._crew import Crew
-from labkit.workers._names import packed
+from labkit.workers._names import pack
 
 MOST = 4  # ranks that one machine of a learner carries
 TIMEOUT = Range(0.01, 86400, unit="s")
@@ -53,9 +53,9 @@ class Pool:
     def run(self, function: str | Callable[..., Any], *, timeout: float = 60, **values: Any) -> list[Any]:
         """Call a function on every rank; what each returned. Whatever goes wrong, no rank of this start stays."""
         seconds = TIMEOUT.check("timeout", timeout, float)
-        call = packed(function, values if self.device == "cpu" else {**values, "device": self.device})
+        call = pack(function, values if self.device == "cpu" else {**values, "device": self.device})
         with self._lock:
-            crew = self._manned()
+            crew = self._ready_crew()
             try:
                 if not crew.ready:
                     crew.start()
@@ -66,7 +66,10 @@ class Pool:
                 raise
             finally:
                 if not crew.clean:
-                    self.close() if self._crew is crew else crew.tidy()
+                    if self._crew is crew:
+                        self.close()
+                    else:
+                        crew.tidy()
 
     def close(self) -> None:
         """End the ranks, and remove their folder; a run in another thread raises LabError."""
@@ -76,7 +79,7 @@ class Pool:
             with self._lock:  # a run that waits for these ranks sees them end, and lets go
                 crew.tidy()
 
-    def _manned(self) -> Crew:
+    def _ready_crew(self) -> Crew:
         """The ranks of the last run where all live and wait, or new ones that are still to be started."""
         if self._crew is None or not self._crew.ready:
             self.close()

@@ -86,10 +86,10 @@ def _join(rank: int, world: int, folder: str, device: str) -> bytes:
 
 def _call(rank: int, world: int, call: bytes) -> bytes:
     from labkit.workers import _group
-    from labkit.workers._names import unpacked
+    from labkit.workers._names import unpack
 
     try:
-        function, values = unpacked(call)
+        function, values = unpack(call)
     except LabError as error:
         raise Refused(str(error)) from error.__cause__
     answer = _group.call(function, rank, world, values)

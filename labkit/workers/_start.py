@@ -110,13 +110,13 @@ def cannot_start() -> Iterator[None]:
 def hidden_main() -> Iterator[None]:
     """A child would run the parent's script again, if it knew it: a notebook saved as .py has no __main__ guard."""
     main = sys.modules["__main__"]
-    kept: dict[str, Any] = {name: vars(main).pop(name) for name in ("__file__", "__spec__") if name in vars(main)}
+    attributes: dict[str, Any] = {name: vars(main).pop(name) for name in ("__file__", "__spec__") if name in vars(main)}
     main.__spec__ = None
     try:
         yield
     finally:
         del main.__spec__
-        vars(main).update(kept)
+        vars(main).update(attributes)
 
 
 @contextlib.contextmanager
@@ -129,14 +129,14 @@ def held_back() -> Iterator[None]:
         with _masked():
             yield
         return
-    pressed: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    presses: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: presses.append(number))
     try:
         with _masked():
             yield
     finally:
         signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
-    if pressed:
+    if presses:
         raise KeyboardInterrupt
 
 

@@ -23,7 +23,7 @@ def launched() -> bool:
 
 def run(name: str, ranks: int, timeout: float, device: str, values: dict[str, Any]) -> list[Any]:
     """Call the function as this rank; what every rank returned, the same list on every rank."""
-    from labkit.workers._names import found
+    from labkit.workers._names import load
 
     world = int(os.environ["WORLD_SIZE"])
     if ranks != world:
@@ -31,7 +31,7 @@ def run(name: str, ranks: int, timeout: float, device: str, values: dict[str, An
     seconds = Range(0.01, 86400, unit="s").check("timeout", timeout, float)
     store = _joined(Choice(("cpu", "cuda")).check("device", device, str), seconds)
     try:
-        return _everyone(found(name), values if device == "cpu" else {**values, "device": device})
+        return _everyone(load(name), values if device == "cpu" else {**values, "device": device})
     except Exception as error:
         raise _cause(store, error, seconds) from error
 
