@@ -1,4 +1,4 @@
-"""Communication hooks: what DistributedDataParallel does by itself, and a note of it.
+"""Communication hooks: what DistributedDataParallel does by itself, and a record of it.
 
 DDP compares the annotations of a hook with the types themselves, so here they may not be strings.
 """
@@ -13,21 +13,21 @@ from torch._C._distributed_c10d import GradBucket  # torch.distributed has it to
 Span = list[float]  # start and end of an all-reduce, perf_counter seconds
 
 
-def averaged(payload: Tensor) -> torch.futures.Future[Tensor]:
+def average(payload: Tensor) -> torch.futures.Future[Tensor]:
     """The mean of a bucket over the ranks, on its way: a hook has to divide by W itself."""
     work = dist.all_reduce(payload.div_(dist.get_world_size()), async_op=True)
     future: torch.futures.Future[list[Tensor]] = work.get_future()
     return future.then(lambda means: means.value()[0])
 
 
-def counted(messages: list[int], bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket over the ranks, and note its bytes."""
+def record_bytes(messages: list[int], bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket over the ranks, and record its bytes."""
     messages.append(bucket.buffer().nbytes)
-    return averaged(bucket.buffer())
+    return average(bucket.buffer())
 
 
-def timed(spans: list[Span], bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket over the ranks, and note when it left and when its mean was there."""
+def record_span(spans: list[Span], bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket over the ranks, and record when it left and when its mean was there."""
     span = [time.perf_counter()]
     spans.append(span)
 
@@ -35,4 +35,4 @@ def timed(spans: list[Span], bucket: GradBucket) -> torch.futures.Future[torch.T
         span.append(time.perf_counter())
         return mean.value()
 
-    return averaged(bucket.buffer()).then(arrived)
+    return average(bucket.buffer()).then(arrived)

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from labkit import workers
 from labkit.corpus import Batch, Seed
 from labkit.data_parallel.compare import Ranks, apart, drawn, share
-from labkit.data_parallel.hook import counted
+from labkit.data_parallel.hook import record_bytes
 from labkit.data_parallel.rank_losses import Plain, left, received, replica
 from labkit.declare import Range, quantity
 from labkit.device import Spread
@@ -96,7 +96,7 @@ def run_patterns(
     results = []
     for pattern in PATTERNS.values():
         model, messages = replica(seed), list[int]()
-        model.register_comm_hook(messages, counted)
+        model.register_comm_hook(messages, record_bytes)
         pattern(model, received(batches[rank]), loss)
         results.append((messages, left(model)))
     return results
@@ -163,7 +163,7 @@ def run_buckets(rank: int, world: int, *, cap: float, repeats: int) -> tuple[lis
     torch.manual_seed(0)
     layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
     model, messages, seconds = DistributedDataParallel(layers, bucket_cap_mb=cap), list[int](), []
-    model.register_comm_hook(messages, counted)
+    model.register_comm_hook(messages, record_bytes)
     x = torch.ones(1, WIDTH)
     for _ in range(2 + repeats):  # the first puts all into one bucket, the second has the buckets for good
         messages.clear()

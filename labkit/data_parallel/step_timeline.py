@@ -16,7 +16,7 @@ from torch.optim import SGD, Optimizer
 
 from labkit import workers
 from labkit.data_parallel.compare import Ranks
-from labkit.data_parallel.hook import Span, timed
+from labkit.data_parallel.hook import Span, record_span
 from labkit.declare import Range, quantity
 from labkit.device import Spread
 
@@ -57,7 +57,7 @@ def run_steps(rank: int, world: int, *, K: int, rows: int, cap: float, repeats: 
     torch.manual_seed(0)
     layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
     model, spans = DistributedDataParallel(layers, bucket_cap_mb=cap), list[Span]()
-    model.register_comm_hook(spans, timed)
+    model.register_comm_hook(spans, record_span)
     optimizer = SGD(model.parameters(), lr=1e-3)
     microbatches = [torch.randn(rows, WIDTH) for _ in range(K)]
 

@@ -96,6 +96,13 @@ def test_the_book_holds_the_cases_that_are_given_and_no_other() -> None:
     assert {case.id: case.source for case in all()} == THREADS
 
 
+def test_the_order_is_that_of_the_page() -> None:
+    assert [case.id for case in all()] == [
+        *("B01", "B02", "B04", "B15", "B29", "B32", "B06", "B43", "B07", "B08", "B13", "B40", "B27", "B09"),
+        *("B20", "B22", "B23", "B16", "B18", "B24", "B26", "B30", "B53", "B57", "B35", "B36", "B38"),
+    ]
+
+
 @pytest.mark.parametrize("id", IDS)
 def test_every_computed_pair_is_that_of_the_thread(id: str) -> None:
     case = find(id)

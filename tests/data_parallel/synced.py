@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from labkit.corpus import Batch, batch, split
 from labkit.data_parallel import no_sync
 from labkit.data_parallel.exercises.ddp_stand_in import Alone
-from labkit.data_parallel.hook import counted
+from labkit.data_parallel.hook import record_bytes
 from labkit.data_parallel.rank_losses import replica
 from labkit.nets import Transformer, next_token_loss
 
@@ -123,7 +123,7 @@ def run_loops(rank: int, world: int, *, K: int) -> dict[str, tuple[list[int], li
     microbatches = split(*batch(rank, 2 * K, text="made"), K)
     for name, loop in LOOPS.items():
         real, messages = replica(0), list[int]()
-        real.register_comm_hook(messages, counted)
+        real.register_comm_hook(messages, record_bytes)
         alone = Alone(Transformer(dtype=torch.float64))
         found[name] = (
             _places(loop, real, microbatches, lambda sent=messages: len(sent)),

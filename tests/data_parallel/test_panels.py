@@ -80,7 +80,7 @@ def test_all_reduces_are_bars_and_wrong_gradients_are_striped() -> None:
         assert seen.words[at].get_text().startswith(f"{each.name}: {each.all_reduces}")
         assert fine != ("% off" in seen.words[at].get_text())
     assert "all-reduces of 86 kB" in lab.text and "only backward: 4, the gradient is right" in lab.text
-    assert "def only_backward(" in seen.source() and "def counted(" in seen.source()
+    assert "def only_backward(" in seen.source() and "def record_bytes(" in seen.source()
 
 
 def test_a_bucket_is_a_bar() -> None:

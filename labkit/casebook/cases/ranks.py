@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from labkit import workers
 from labkit.casebook.cases.weights import GRADIENT, Marked, total
 from labkit.casebook.entry import Case, Loop, Numbers, add
 from labkit.corpus import made
+from labkit.data_parallel.hook import record_bytes
+from labkit.data_parallel.rank_losses import on_all_ranks
 from labkit.nets import next_token_loss, valid_tokens
 from labkit.rules import Microbatches
 
@@ -30,16 +33,9 @@ def local_means(model: nn.Module, microbatches: Microbatches) -> None:
         next_token_loss(model, tokens, labels, "mean").backward()
 
 
-def over_ranks(counts: Iterable[int]) -> Tensor:
-    """The sum of counts over all ranks."""
-    N = torch.tensor(sum(counts))
-    dist.all_reduce(N)
-    return N
-
-
 def sum_over_global_count(model: nn.Module, microbatches: Microbatches) -> None:
     """Divided by the count of all ranks, and DDP divides by W once more."""
-    N = over_ranks(valid_tokens(labels) for _, labels in microbatches)
+    N = on_all_ranks(sum(valid_tokens(labels) for _, labels in microbatches))
     for tokens, labels in microbatches:
         (next_token_loss(model, tokens, labels, "sum") / N).backward()
 
@@ -47,7 +43,7 @@ def sum_over_global_count(model: nn.Module, microbatches: Microbatches) -> None:
 def sum_times_world_over_count(model: nn.Module, microbatches: Microbatches) -> None:
     """W/N: what DDP divides by is multiplied back."""
     W = dist.get_world_size()
-    N = over_ranks(valid_tokens(labels) for _, labels in microbatches)
+    N = on_all_ranks(sum(valid_tokens(labels) for _, labels in microbatches))
     for tokens, labels in microbatches:
         (next_token_loss(model, tokens, labels, "sum") * W / N).backward()
 
@@ -87,30 +83,19 @@ def through_module(model: Any, microbatches: Microbatches) -> None:
 # Running them.
 
 
-def counting(buckets, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are words
-    """DDP's own all-reduce of a bucket of gradients, counted."""
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-
-    assert dist.group.WORLD is not None
-    buckets.append(bucket.index())
-    return allreduce_hook(dist.group.WORLD, bucket)
-
-
 def on_rank(rank: int, world: int, loop: str, given: Given) -> tuple[float, float]:
     """Run a loop on this rank's microbatches under DDP: the gradient it has, and how many all-reduces DDP made."""
-    from torch.nn.parallel import DistributedDataParallel
-
-    inside, buckets = Marked(), list[int]()
+    inside, messages = Marked(), list[int]()
     model = DistributedDataParallel(inside)
-    model.register_comm_hook(buckets, counting)
+    model.register_comm_hook(messages, record_bytes)
     _loop(loop)(model, made([[targets] for targets in given[rank]]))
-    return total(inside), float(len(buckets))
+    return total(inside), float(len(messages))
 
 
 def _loop(name: str) -> Loop:
     module, _, function = name.partition(":")
-    found: Loop = getattr(importlib.import_module(module), function)
-    return found
+    loop: Loop = getattr(importlib.import_module(module), function)
+    return loop
 
 
 def on_ranks(*given: Sequence[Sequence[int]], first: str = OF_RANK_0) -> Callable[[Loop], Numbers]:
@@ -120,8 +105,8 @@ def on_ranks(*given: Sequence[Sequence[int]], first: str = OF_RANK_0) -> Callabl
         name = f"{loop.__module__}:{loop.__qualname__}"
         answers = workers.run("labkit.casebook.cases.ranks:on_rank", len(given), loop=name, given=given)
         gradients, reduced = zip(*answers, strict=True)
-        found = {OF_RANK_0: gradients[0], f"gradient of rank {len(given) - 1}": gradients[-1], REDUCED: reduced[0]}
-        return {first: found[first], **found}
+        numbers = {OF_RANK_0: gradients[0], f"gradient of rank {len(given) - 1}": gradients[-1], REDUCED: reduced[0]}
+        return {first: numbers[first], **numbers}
 
     return measure
 

@@ -96,8 +96,8 @@ class Collectives(Experiment[no_sync.Collectives]):
         """The six patterns, the hook, and what compares them."""
         shown: list[Any] = [
             *no_sync.PATTERNS.values(),
-            hook.counted,
-            hook.averaged,
+            hook.record_bytes,
+            hook.average,
             no_sync.run_patterns,
             no_sync.collectives,
         ]
@@ -152,7 +152,7 @@ class Buckets(Experiment[no_sync.Buckets]):
     unit = "all-reduces"
     note = "Counted in real DDP by a communication hook: eight layers of 1 MiB each. A bar is one all-reduce."
     run = staticmethod(no_sync.buckets)
-    shown = (hook.counted, hook.averaged, no_sync.run_buckets)
+    shown = (hook.record_bytes, hook.average, no_sync.run_buckets)
     aspect = 0.5
 
     def layout(self, canvas: Canvas) -> None:

@@ -31,8 +31,8 @@ class Timeline(Experiment[step_timeline.Timeline]):
         step_timeline.accumulate,
         step_timeline.accumulate_alone,
         step_timeline.update,
-        hook.timed,
-        hook.averaged,
+        hook.record_span,
+        hook.average,
         step_timeline.run_steps,
     )
     aspect = 0.72
