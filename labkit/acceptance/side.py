@@ -61,7 +61,7 @@ class Sided:
     def gradient(self) -> Tensor:
         """What reached the optimizer in the first update, before a clip in its place; all of it, float64."""
         window = self.window
-        clips = [clip for clip in window.clips if clip.passes == len(window.before)]
+        clips = [clip for clip in window.clips if clip.passes == len(window.passes_before_step)]
         if clips:
             return clips[0].gradient
         parts = window.steps or window.passes

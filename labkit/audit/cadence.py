@@ -3,60 +3,54 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import torch
 
-from labkit.audit.measurements import Fault, Seen
+from labkit.audit.measurements import Evidence, Fault
 from labkit.audit.window import Window
 from labkit.wording import percent, three, times
 
 
-def steps(window: Window) -> list[Fault]:
-    """How often the optimizers stepped."""
-    moved: dict[int, int] = {}
-    called: dict[int, int] = {}
-    for step in window.real:
-        moved[step.optimizer] = moved.get(step.optimizer, 0) + step.moved
-        called[step.optimizer] = called.get(step.optimizer, 0) + 1
+def step_faults(window: Window) -> list[Fault]:
+    """Faults in how often the optimizers stepped."""
+    steps = window.effective_steps
+    moves, calls = (Counter(step.optimizer for step in steps if step.moved), Counter(step.optimizer for step in steps))
     if not window.steps and torch.equal(window.start, window.end):
         skipped = f" A loss scaler skipped {times(window.skipped)}." if window.skipped else ""
         return [Fault("no-step", f"No optimizer made a step, and no weight moved.{skipped}")]
     if not window.steps and window.moves > 1:
         return [Fault("step-per-microbatch", f"The weights were moved by hand {times(window.moves)} in one window.")]
-    most, often = max(moved.values(), default=0), max(called.values(), default=0)
+    most, often = max(moves.values(), default=0), max(calls.values(), default=0)
     if most > 1:
         return [Fault("step-per-microbatch", f"The optimizer stepped {times(most)} in one window.")]
     if often > 1:
         return [
             Fault(_memory(window), f"The optimizer was called {times(often)}, and moved the weights {times(most)}.")
         ]
-    hand = max((window.forgot.get(each, 0) for each in window.fed), default=0)
-    if hand > 1:
-        word = "moments-per-microbatch" if window.squares else "momentum-per-microbatch"
-        return [Fault(word, f"A buffer that takes gradients in was updated {times(hand)} in one window.")]
+    decays = max((window.buffer_decays.get(each, 0) for each in window.gradient_buffers), default=0)
+    if decays > 1:
+        word = "moments-per-microbatch" if window.square_buffers else "momentum-per-microbatch"
+        return [Fault(word, f"A buffer that takes gradients in was updated {times(decays)} in one window.")]
     return []
 
 
 def _memory(window: Window) -> str:
-    adam = any("adam" in step.kind.lower() for step in window.steps) or any(end for _, end in window.counts.values())
+    adam = any("adam" in step.kind.lower() for step in window.steps)
+    adam |= any(end for _, end in window.adam_counts.values())
     return "moments-per-microbatch" if adam else "momentum-per-microbatch"
 
 
-def cadence(seen: Seen) -> list[Fault]:
-    """What else advanced, and how often."""
+def cadence_faults(evidence: Evidence) -> list[Fault]:
+    """Counts, schedules, averages and decay that advanced more often than the optimizer stepped."""
     faults = []
-    window = seen.windows[-1]
-    stepped = {step.optimizer: 0 for step in window.steps}
-    for step in window.real:
-        stepped[step.optimizer] += 1
-    for key, (first, end) in window.counts.items():
-        before = seen.windows[-2].counts.get(key, (0.0, 0.0))[1] if len(seen.windows) > 1 else _fresh(first, seen.K)
-        if stepped[key] and end - before != stepped[key] and end > 0:
-            what = (
-                f"Adam's own count advanced by {three(end - before)}, and the optimizer stepped {times(stepped[key])}"
-            )
+    window = evidence.windows[-1]
+    calls = Counter(step.optimizer for step in window.effective_steps)
+    for key, advance in _advances(evidence).items():
+        if calls[key] and advance != calls[key]:
+            what = f"Adam's own count advanced by {three(advance)}, and the optimizer stepped {times(calls[key])}"
             faults.append(Fault("adam-count-per-microbatch", f"{what}."))
-    faults += _schedules(seen, window)
+    faults += _schedules(evidence, window)
     often = max(window.averages.values(), default=0)
     if often > 1:
         faults.append(
@@ -69,66 +63,67 @@ def cadence(seen: Seen) -> list[Fault]:
     return faults
 
 
-def _fresh(first: float, K: int) -> float:
-    """An optimizer that was made by `build` has counted nothing; one that was loaded has counted much."""
-    return 0.0 if first <= K else first
+def _advances(evidence: Evidence) -> dict[int, float]:
+    """By how much each optimizer that counts its steps advanced that count in the last window."""
+    counts = evidence.windows[-1].adam_counts
+    # An optimizer that was made by `build` has counted nothing; one that was loaded has counted much.
+    before = {key: first if first > evidence.K else 0.0 for key, (first, _) in counts.items()}
+    if len(evidence.windows) > 1:
+        before |= {key: end for key, (_, end) in evidence.windows[-2].adam_counts.items()}
+    return {key: end - before[key] for key, (_, end) in counts.items() if end > 0}
 
 
-def _schedules(seen: Seen, window: Window) -> list[Fault]:
-    often = max(window.schedule.values(), default=0)
+def _schedules(evidence: Evidence, window: Window) -> list[Fault]:
+    often = max(window.schedule_steps.values(), default=0)
     if often > 1:
-        fewer = seen.fewer()
-        told = fewer is not None and bool(fewer[-1].steps)  # else K stands in the code
-        other = max(fewer[-1].schedule.values(), default=0) if fewer and told else often - (often == seen.K)
+        rerun = evidence.rerun_without_last()
+        other = often - (often == evidence.K)  # where K is fixed in the code
+        if rerun and rerun[-1].steps:
+            other = max(rerun[-1].schedule_steps.values(), default=0)
         if other == often:
             what = f"The schedule stepped {times(often)} in a window, whatever the number of microbatches"
-            alike = ("schedule-per-microbatch with a K fixed in the code",) if often == seen.K else ()
-            return [Fault("schedule-per-process", f"{what}.", alike)]
+            lookalikes = ("schedule-per-microbatch with a K fixed in the code",) if often == evidence.K else ()
+            return [Fault("schedule-per-process", f"{what}.", lookalikes)]
         return [Fault("schedule-per-microbatch", f"The schedule stepped {times(often)} in one window.")]
-    rates = [each.steps[0].rate for each in seen.windows if each.steps]
+    rates = [each.steps[0].rate for each in evidence.windows if each.steps]
     if often or len(set(rates)) < 2:
         return []
-    fewer = seen.fewer()
-    others = [each.steps[0].rate for each in fewer if each.steps] if fewer else rates
+    rerun = evidence.rerun_without_last()
+    others = [each.steps[0].rate for each in rerun if each.steps] if rerun else rates
     if len(others) == len(rates) and others != rates:
-        what = f"With {seen.K} microbatches the second learning rate is {three(rates[1])}"
-        return [Fault("schedule-per-microbatch", f"{what}, with one less it is {three(others[1])}.")]
+        what = f"With {evidence.K} microbatches the second learning rate is {three(rates[1])}"
+        return [Fault("schedule-per-microbatch", f"{what}, with one fewer it is {three(others[1])}.")]
     return []
 
 
-def layers(seen: Seen) -> list[Fault]:
-    """What a second run, and one forward of the whole batch, have to say."""
-    again, together = second_run(seen), one_forward(seen)
-    if again > max(seen.tolerance, 1e-6):
-        said = f"A second run with other random numbers is {percent(again)} off the first"
-        return [Fault("nondeterministic", f"{said}.")]
-    if together > max(seen.tolerance, 1e-9):
-        said = f"In one forward the same examples give a gradient {percent(together)} off the sum of theirs"
-        return [Fault("batch-dependent-layer", f"{said}.")]
+def layer_faults(evidence: Evidence) -> list[Fault]:
+    """What a second run and one forward of the whole batch show of the layers."""
+    rerun, together = rerun_distance(evidence), one_forward_distance(evidence)
+    if rerun > max(evidence.tolerance, 1e-6):
+        return [Fault("nondeterministic", f"A second run with other random numbers is {percent(rerun)} off the first.")]
+    if together > max(evidence.tolerance, 1e-9):
+        what = f"In one forward the same examples give a gradient {percent(together)} off the sum of theirs"
+        return [Fault("batch-dependent-layer", f"{what}.")]
     return []
 
 
-def second_run(seen: Seen) -> float:
+def rerun_distance(evidence: Evidence) -> float:
     """How far the gradient of a run with other random numbers is from the first, NaN where there is none."""
-    if not seen.windows[0].passes or not seen.again.passes:
+    if not evidence.windows[0].passes or not evidence.rerun_other_seed.passes:
         return math.nan
-    one, other = (torch.stack([p.gradient for p in each.passes]).sum(0) for each in (seen.windows[0], seen.again))
+    runs = evidence.windows[0], evidence.rerun_other_seed
+    one, other = (torch.stack([p.gradient for p in each.passes]).sum(0) for each in runs)
     return float((one - other).norm() / one.norm())
 
 
-def one_forward(seen: Seen) -> float:
-    """How far one forward of all microbatches is from the sum of theirs, NaN where nobody can join them."""
-    if seen.whole is None:
+def one_forward_distance(evidence: Evidence) -> float:
+    """How far one forward of all microbatches is from the sum of theirs, NaN without `concat`."""
+    if evidence.one_forward is None:
         return math.nan
-    summed, one = seen.still.gradients.sum(0), seen.whole.gradients[0]
+    summed, one = evidence.references_at_start.gradients.sum(0), evidence.one_forward.gradients[0]
     return float((summed - one).norm() / one.norm())
 
 
-def counted(seen: Seen) -> float:
+def adam_count(evidence: Evidence) -> float:
     """By how much the optimizers' own count of steps advanced in the last window, NaN where none keeps one."""
-    window = seen.windows[-1]
-    before = seen.windows[-2].counts if len(seen.windows) > 1 else {}
-    advanced = [
-        end - before.get(key, (0.0, _fresh(first, seen.K)))[1] for key, (first, end) in window.counts.items() if end
-    ]
-    return max(advanced, default=math.nan)
+    return max(_advances(evidence).values(), default=math.nan)

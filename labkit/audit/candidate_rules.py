@@ -1,4 +1,4 @@
-"""From weights to words: which rule of the table gives the gradient that was found."""
+"""From weights to words: which rule of the table gives the gradient that reached the optimizer."""
 
 from __future__ import annotations
 
@@ -20,75 +20,68 @@ OBJECTIVES = ("token-mean", "sequence-mean", "mean-of-means")
 
 
 @dataclass(frozen=True, eq=False)
-class Named:
+class Prediction:
     """A word, and the gradient that it predicts from the references."""
 
     word: str
     gradient: Tensor
-    said: str
+    detail: str
     rare: bool = False  # gives way to another rule that predicts the same
 
 
-def objective(word: str, found: References, sequences: References | None) -> Tensor:
-    """The gradient that is meant."""
-    n = found.counts
+def objective(word: str, references: References, sequences: References | None) -> Tensor:
+    """The gradient of the objective: what a correct step has."""
+    n = references.counts
     if word == "token-mean":
-        return found.gradients.sum(0) / n.sum()
+        return references.gradients.sum(0) / n.sum()
     if word == "mean-of-means":
-        return inverse(n) @ found.gradients / len(n)
+        return inverse(n) @ references.gradients / len(n)
     assert sequences is not None
     return inverse(sequences.counts) @ sequences.gradients / len(sequences.counts)
 
 
-def named(
-    found: References,
+def predictions(
+    references: References,
     sequences: References | None,
-    owner: Tensor,
+    microbatch_of_sequence: Tensor,
     microbatches: Sequence[Any],
     inputs: Sequence[tuple[int, int]] = (),
-) -> Iterator[Named]:
+) -> Iterator[Prediction]:
     """Every rule of the table that has weights, with what it predicts here."""
-    n, K, N = found.counts, len(found.counts), float(found.counts.sum())
+    rows, n = references.gradients, references.counts
+    K, N, total = len(n), float(n.sum()), rows.sum(0)
     for word in WEIGHTS:
-        weights = rules.rule(word).weights(_counted(found.counts)) / N
-        yield Named(word, weights @ found.gradients, "")
-    yield Named("token-sum", found.gradients.sum(0) / K, "The sums were divided by the accumulation steps.", rare=True)
-    last = found.gradients[-1]
+        yield Prediction(word, rules.rule(word).weights(_counts(n)) / N @ rows, "")
+    yield Prediction("token-sum", total / K, "The sums were divided by the accumulation steps.", rare=True)
     for what, weight in (("mean", 1 / n[-1]), ("mean over K", 1 / (K * n[-1])), ("sum", 1.0)):
         if n[-1] > 0:
-            yield Named("last-microbatch-only", weight * last, f"It is the last microbatch's {what}.")
+            yield Prediction("last-microbatch-only", weight * rows[-1], f"It is the last microbatch's {what}.")
+    heights = torch.bincount(microbatch_of_sequence, minlength=K).double()
     if sequences is not None and bool((sequences.counts != 1).any()):  # else a sequence is a token
-        share, alone = inverse(sequences.counts), len(owner) == K
-        yield Named("sequence-means", share @ sequences.gradients / len(share), "", rare=alone)
-        sizes = torch.bincount(owner, minlength=K).double()[owner]
-        within = (share / sizes) @ sequences.gradients / K
-        yield Named("sequence-means", within, "Averaged in each microbatch first.", rare=True)
-    rows = torch.bincount(owner, minlength=K).double()
-    if len(rows) == K and rows.all():
-        weighted = (rows / rows.sum() * inverse(n)) @ found.gradients
-        yield Named("mean-of-means", weighted, "Every mean was weighted by its number of rows.", rare=True)
-    for word, sizes_, said in denominators(microbatches, n):
-        total = sizes_.sum()
-        yield Named(word, found.gradients.sum(0) / total, f"Every sum was divided by {int(total)}, {said}.")
-        yield Named(word, (1 / sizes_) @ found.gradients / K, f"Every mean was taken over {said}.")
-    for drop in (1, 0) if len(inputs) == K else ():  # of what a step made by itself, only this is seen
+        share, single = inverse(sequences.counts), len(microbatch_of_sequence) == K
+        yield Prediction("sequence-means", share @ sequences.gradients / len(share), "", rare=single)
+        within = (share / heights[microbatch_of_sequence]) @ sequences.gradients / K
+        yield Prediction("sequence-means", within, "Averaged in each microbatch first.", rare=True)
+    if len(heights) == K and heights.all():
+        weighted = (heights / heights.sum() * inverse(n)) @ rows
+        yield Prediction("mean-of-means", weighted, "Every mean was weighted by its number of rows.", rare=True)
+    for word, sizes, entries in denominators(microbatches, n):
+        yield Prediction(word, total / sizes.sum(), f"Every sum was divided by {int(sizes.sum())}, {entries}.")
+        yield Prediction(word, (1 / sizes) @ rows / K, f"Every mean was taken over {entries}.")
+    for drop in (1, 0) if len(inputs) == K else ():  # the only trace of a microbatch that the step made by itself
         places = sum(height * (columns - drop) for height, columns in inputs)
         if places not in (0, N):
-            yield Named(
-                "padded-count",
-                found.gradients.sum(0) / places,
-                f"Every sum was divided by {places}, padding and all.",
-                rare=True,
-            )
+            divisor = f"Every sum was divided by {places}, padding and all."
+            yield Prediction("padded-count", total / places, divisor, rare=True)
 
 
 def denominators(microbatches: Sequence[Any], n: Tensor) -> Iterator[tuple[str, Tensor, str]]:
-    """Counts of each microbatch that people take for its valid tokens: word, [K], what was counted."""
-    seen: list[list[float]] = [n.tolist()]
-    for word, sizes, said in _sizes(microbatches, len(n)):
-        if sizes not in seen and all(size > 0 for size in sizes):
-            seen.append(sizes)
-            yield word, torch.tensor(sizes, dtype=torch.float64), said
+    """Counts of each microbatch that people mistake for its valid tokens: word, [K], and what is counted."""
+    known: list[list[float]] = [n.tolist()]
+    for word, sizes, entries in _sizes(microbatches, len(n)):
+        if sizes not in known and all(size > 0 for size in sizes):
+            known.append(sizes)
+            yield word, torch.tensor(sizes, dtype=torch.float64), entries
 
 
 def _sizes(microbatches: Sequence[Any], K: int) -> Iterator[tuple[str, list[float], str]]:
@@ -100,12 +93,12 @@ def _sizes(microbatches: Sequence[Any], K: int) -> Iterator[tuple[str, list[floa
             continue
         ignored = any(bool((each == IGNORE).any()) for each in labels)
         full = [float(each.numel()) for each in labels]
-        there = [float((each != IGNORE).sum()) if ignored else _not_padding(each) for each in labels]
+        unmasked = [float((each != IGNORE).sum()) if ignored else _not_padding(each) for each in labels]
         if all(each.dim() > 1 for each in labels):
             yield "padded-count", [float(each[:, 1:].numel()) for each in labels], "padding and all"
-        if padded or there != full:
+        if padded or unmasked != full:
             yield "padded-count", full, "padding and all"
-        yield "unshifted-count", there, "the labels before the shift"
+        yield "unshifted-count", unmasked, "the labels before the shift"
         yield "unshifted-count", full, "the labels before the shift"
     texts = [[text for text in _texts(each)] for each in microbatches]
     if texts and all(texts):
@@ -120,9 +113,9 @@ def _sizes(microbatches: Sequence[Any], K: int) -> Iterator[tuple[str, list[floa
 
 
 def _not_padding(tokens: Tensor) -> float:
-    """Entries of rows that end in zeros, up to those zeros; all, where the zeros are no such ends."""
-    there = (tokens != 0).long()
-    return float(there.sum()) if bool((there.diff(dim=-1) <= 0).all()) else float(tokens.numel())
+    """Entries of rows that end in zeros, up to those zeros; all entries, where zeros occur elsewhere."""
+    nonzero = (tokens != 0).long()
+    return float(nonzero.sum()) if bool((nonzero.diff(dim=-1) <= 0).all()) else float(tokens.numel())
 
 
 def _texts(value: Any) -> list[str]:
@@ -132,7 +125,7 @@ def _texts(value: Any) -> list[str]:
     return [text for each in inside for text in _texts(each)]
 
 
-def _counted(counts: Tensor) -> Counts:
+def _counts(counts: Tensor) -> Counts:
     valid: Any = tuple((n,) for n in counts.tolist())
     return Counts(valid, positions=1, labelled=1, steps=len(valid))
 
@@ -146,10 +139,10 @@ def inverse(n: Tensor) -> Tensor:
     return torch.where(n > 0, 1 / n, 0.0)
 
 
-def whole(value: float, tolerance: float) -> int | None:
-    """The whole number above 1 that a value is, or None.
+def whole_number(value: float, tolerance: float) -> int | None:
+    """The whole number above 1 that a value equals, or None.
 
-    >>> whole(3.0000001, 1e-6), whole(2.5, 1e-6)
+    >>> whole_number(3.0000001, 1e-6), whole_number(2.5, 1e-6)
     (3, None)
     """
     near = round(value) if math.isfinite(value) else 0

@@ -37,7 +37,7 @@ class InPlace(TorchFunctionMode):
         targets = target if isinstance(target, (list, tuple)) else [target]
         weights = any(isinstance(each, Tensor) and _pointer(each) in self.pointers for each in targets)
         if weights and self.touched != len(self.window.passes):
-            self.touched, self.window.hand = len(self.window.passes), self.gradient()
+            self.touched, self.window.manual_gradient = len(self.window.passes), self.gradient()
         wanted = isinstance(target, Tensor) and (weights or name == "copy_")
         before = target.detach().clone() if wanted else None
         result = func(*args, **(kwargs or {}))
@@ -93,11 +93,11 @@ class InPlace(TorchFunctionMode):
         if (weights and name in MIXES) or mixed:
             self.window.averages[pointer] = self.window.averages.get(pointer, 0) + 1
         if gradients and name in ("addcmul_", "_foreach_addcmul_"):
-            self.window.squares.add(pointer)
+            self.window.square_buffers.add(pointer)
         if gradients and name in (*MIXES, "addcmul_", "_foreach_addcmul_"):
-            self.window.fed.add(pointer)
+            self.window.gradient_buffers.add(pointer)
         if name in SHRINKS:
-            self.window.forgot[pointer] = self.window.forgot.get(pointer, 0) + 1
+            self.window.buffer_decays[pointer] = self.window.buffer_decays.get(pointer, 0) + 1
 
 
 def _pointer(tensor: Tensor) -> int:

@@ -1,19 +1,25 @@
-"""What is wrong with a step, from what was seen of it: every fault with the numbers that show it."""
+"""What is wrong with a step, from the evidence: every fault with the numbers that show it."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
 
-from labkit.audit.cadence import cadence, layers, steps
+from labkit.audit.cadence import cadence_faults, layer_faults, step_faults
 from labkit.audit.candidate_rules import objective
-from labkit.audit.clips import reached
-from labkit.audit.explain_weights import hidden, name
-from labkit.audit.measurements import SCALELESS, Fault, Judged, Seen, near, solve
+from labkit.audit.clips import judged_gradient
+from labkit.audit.explain_weights import fits_another_rule, name_faults
+from labkit.audit.measurements import (
+    SCALELESS,
+    Evidence,
+    Fault,
+    Judgement,
+    first_of_each,
+    near,
+    solve,
+    unknown_weights,
+)
 from labkit.audit.window import Window
-from labkit.fit import Weights
 
 ORDER = (
     *("non-finite", "no-step"),
@@ -26,50 +32,38 @@ ORDER = (
 )
 
 
-HIDING = ("nondeterministic", "clip-per-microbatch", "unscale-early", "clip-scaled")  # what explains what is unknown
+def judge(evidence: Evidence) -> tuple[tuple[Fault, ...], Judgement]:
+    """All faults, the weightiest first, and the judgement of the first window that has one, else of the first."""
+    judgements = [_window(evidence, at) for at in range(len(evidence.windows))]
+    faults = [fault for each in judgements for fault in each.faults]
+    faults += [*cadence_faults(evidence), *layer_faults(evidence)]
+    return first_of_each(faults, ORDER), next((each for each in judgements if each.faults), judgements[0])
 
 
-def judge(seen: Seen) -> tuple[list[Fault], Judged]:
-    """All faults, the weightiest first, and the window whose weights tell most."""
-    judged = [_window(seen, at) for at in range(len(seen.windows))]
-    faults = [fault for each in judged for fault in each.faults]
-    faults += [*cadence(seen), *layers(seen)]
-    if any(fault.word in HIDING for fault in faults):
-        faults = [fault for fault in faults if fault.word != "unknown"]
-    first: dict[str, Fault] = {}
-    for fault in faults:
-        first.setdefault(fault.word, fault)
-    ordered = sorted(first.values(), key=lambda fault: ORDER.index(fault.word))
-    shown = next((each for each in judged if each.faults), judged[0])
-    return ordered, shown
-
-
-def _window(seen: Seen, at: int) -> Judged:
-    window, found = seen.windows[at], seen.references[at]
-    right = objective(seen.meant, found, seen.sequences[at] if seen.sequences else None)
-    gradient, allowed = reached(seen, window)
+def _window(evidence: Evidence, at: int) -> Judgement:
+    window, references = evidence.windows[at], evidence.references[at]
+    target = objective(evidence.objective, references, evidence.sequences[at] if evidence.sequences else None)
+    gradient, clip_faults = judged_gradient(evidence, window)
     lost = not window.steps and window.skipped > 0  # a scaler saw an overflow, and left the step out
     finite = lost or bool(gradient.isfinite().all() and window.end.isfinite().all())
-    if not finite or lost or (not window.steps and not gradient.any()) or not right.any():
-        nothing = Weights(torch.full((seen.K,), math.nan), math.nan, math.nan, (), (), ())
+    if not finite or lost or (not window.steps and not gradient.any()) or not target.any():
         faults = [] if finite else [Fault("non-finite", "The gradient or a weight is not finite.")]
-        return Judged(at, gradient, right, nothing, [*faults, *steps(window)])
-    faults = [*steps(window), *allowed]
-    judged = Judged(at, gradient, right, solve(gradient, found.gradients), faults)
-    if _scaleless(window, gradient, faults):
-        scale = float(gradient @ right / (right @ right))
-        gradient = gradient / scale if scale > 0 else gradient
-        judged = Judged(at, gradient, right, solve(gradient, found.gradients), faults, scaleless=True)
-    if not near(gradient, right, seen.tolerance) or hidden(seen, at, judged):
-        faults += name(seen, at, judged)
-    return judged
+        return Judgement(at, gradient, target, unknown_weights(evidence.K), [*faults, *step_faults(window)])
+    faults = [*step_faults(window), *clip_faults]
+    scaleless = _scaleless(window, gradient, faults)
+    if scaleless and (scale := float(gradient @ target / (target @ target))) > 0:
+        gradient = gradient / scale
+    judgement = Judgement(at, gradient, target, solve(gradient, references.gradients), faults, scaleless)
+    if not near(gradient, target, evidence.tolerance) or fits_another_rule(evidence, judgement):
+        faults += name_faults(evidence, judgement)
+    return judgement
 
 
 def _scaleless(window: Window, gradient: Tensor, faults: list[Fault]) -> bool:
     """Whether the length of the gradient is not the one that was stepped with."""
     if any(fault.word in SCALELESS for fault in faults):
         return window.scale == 1.0
-    if window.unseen:
+    if window.without_gradient:
         return True
-    summed = sum((step.gradient for step in window.real if step.summed), torch.zeros_like(gradient))
+    summed = sum((step.gradient for step in window.effective_steps if step.summed), torch.zeros_like(gradient))
     return bool(summed.any()) and torch.equal(summed, gradient)

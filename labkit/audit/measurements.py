@@ -1,11 +1,13 @@
-"""What the parts of an audit tell each other: everything that was seen, and faults."""
+"""What the parts of an audit hand to each other: the evidence, a judgement of each window, and faults."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from labkit.audit.references import References
@@ -15,6 +17,12 @@ from labkit.fit import Weights, fit
 from labkit.rules import rule
 
 SCALELESS = ("step-per-microbatch", "unscale-early", "clip-scaled")  # beside these a common factor says nothing
+EXPLAINING = (
+    "nondeterministic",
+    "clip-per-microbatch",
+    "unscale-early",
+    "clip-scaled",
+)  # of an unknown weight
 
 
 @dataclass(frozen=True)
@@ -23,7 +31,7 @@ class Fault:
 
     word: str
     said: str
-    alike: tuple[str, ...] = ()  # other words that would look the same here
+    lookalikes: tuple[str, ...] = ()  # other words that would look the same here
 
     @property
     def fix(self) -> str:
@@ -43,20 +51,20 @@ FIXES = {
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class Evidence:
     """Everything that was measured of a step."""
 
     windows: list[Window]
-    references: list[References]
-    still: References  # those of the first window at the weights before it
+    references: list[References]  # one for each window, at the weights that each microbatch was run with
+    references_at_start: References  # those of the first window, all at the weights before it
     sequences: list[References] | None  # one for each window, of single sequences
-    owner: Tensor  # which microbatch each sequence stands in
+    microbatch_of_sequence: Tensor
     microbatches: Sequence[Any]
-    meant: str
+    objective: str
     tolerance: float
-    again: Window  # one window with other random numbers
-    whole: References | None  # all microbatches in one forward
-    fewer: Callable[[], list[Window] | None]  # the same windows without their last microbatch
+    rerun_other_seed: Window  # one window with other random numbers
+    one_forward: References | None  # all microbatches in one forward
+    rerun_without_last: Callable[[], list[Window] | None]  # the same windows without their last microbatch
 
     @property
     def K(self) -> int:
@@ -65,20 +73,37 @@ class Seen:
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class Judgement:
     """One window's gradient, and what it is made of."""
 
-    at: int  # which window
+    window: int  # its index
     gradient: Tensor  # before a clip that is allowed
-    right: Tensor
+    target: Tensor  # the objective's gradient
     weights: Weights
     faults: list[Fault]
     scaleless: bool = False  # whether a common factor says nothing
 
     @property
     def error(self) -> float:
-        """‖g − G‖ / ‖G‖."""
-        return float((self.gradient - self.right).norm() / self.right.norm())
+        """‖g − G‖ / ‖G‖; NaN where the gradient is not finite."""
+        if not self.gradient.isfinite().all():
+            return math.nan
+        return float((self.gradient - self.target).norm() / self.target.norm())
+
+
+def unknown_weights(K: int) -> Weights:
+    """Those of a gradient that cannot be fitted: NaN for each of K microbatches."""
+    return Weights(torch.full((K,), math.nan), math.nan, math.nan, (), (), ())
+
+
+def first_of_each(faults: Iterable[Fault], order: Sequence[str]) -> tuple[Fault, ...]:
+    """One fault of each word, the weightiest first; "unknown" gives way to a fault that explains it."""
+    first: dict[str, Fault] = {}
+    for fault in faults:
+        first.setdefault(fault.word, fault)
+    if first.keys() & set(EXPLAINING):
+        first.pop("unknown", None)
+    return tuple(sorted(first.values(), key=lambda fault: order.index(fault.word)))
 
 
 def near(one: Tensor, other: Tensor, tolerance: float) -> bool:

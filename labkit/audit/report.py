@@ -1,13 +1,16 @@
-"""What an audit found: a word, its numbers, and plain sentences."""
+"""The result of an audit: a word, its numbers, and plain sentences."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from labkit.audit.measurements import Fault
+from labkit.audit.cadence import adam_count, one_forward_distance, rerun_distance
+from labkit.audit.measurements import Evidence, Fault, Judgement, solve
 from labkit.declare import quantity
 from labkit.wording import percent, three
 
@@ -50,7 +53,7 @@ class Report:
             fix = f" The fix: {fault.fix}." if fault.fix else ""
             lines.append(f"{fault.word}: {fault.said}{fix}")
         if self.cannot_tell:
-            lines.append(f"Not to be told with these microbatches: {'; '.join(self.cannot_tell)}.")
+            lines.append(f"These microbatches cannot tell: {'; '.join(self.cannot_tell)}.")
         return "\n".join(lines)
 
     def _first(self) -> str:
@@ -75,6 +78,53 @@ class Report:
     def __repr__(self) -> str:
         weights = ", ".join(three(each) for each in self.token_weights)
         return f"{self.verdict}\nweight × N of each microbatch: {weights}\n{self.explain()}"
+
+
+def report(
+    evidence: Evidence,
+    judgement: Judgement,
+    faults: tuple[Fault, ...],
+    *,
+    cannot_tell: Iterable[str],
+    local: Evidence | None = None,
+) -> Report:
+    """The report on a step; `local`, where `evidence` is of all ranks, is that of the rank whose report it is."""
+    local = local or evidence
+    window, counts = local.windows[0], evidence.references[0].counts
+    return Report(
+        verdict=faults[0].word if faults else evidence.objective,
+        faults=tuple(fault.word for fault in faults),
+        objective=evidence.objective,
+        token_weights=tuple((judgement.weights.values * counts.sum()).tolist()),
+        counts=tuple(int(n) for n in counts),
+        relative_error=judgement.error,
+        residual=judgement.weights.residual,
+        tolerance=evidence.tolerance,
+        optimizer_steps=max(Counter(step.optimizer for step in window.effective_steps).values(), default=0),
+        backward_passes=len(window.passes),
+        schedule_steps=max(window.schedule_steps.values(), default=0),
+        clips=len(window.clips),
+        skipped_steps=sum(each.skipped for each in local.windows),
+        cannot_tell=tuple(cannot_tell),
+        details=faults,
+        adam_count=adam_count(local),
+        second_run=rerun_distance(local),
+        one_forward=one_forward_distance(local),
+        sequence_weights=_sequence_weights(evidence, judgement),
+    )
+
+
+def _sequence_weights(evidence: Evidence, judgement: Judgement) -> tuple[float, ...]:
+    """The weight × N of every row, in the window that was judged."""
+    if evidence.sequences is None or not judgement.gradient.isfinite().all():
+        return ()
+    sequences = evidence.sequences[judgement.window]
+    return tuple((solve(judgement.gradient, sequences.gradients).values * sequences.counts.sum()).tolist())
+
+
+def same_looks(words: Iterable[str]) -> list[str]:
+    """A sentence for each rule that these microbatches cannot tell from the verdict."""
+    return [f"{word} would look the same: take unequal counts, K at least 3" for word in sorted(set(words))]
 
 
 def _plain(value: object) -> object:

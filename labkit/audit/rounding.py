@@ -31,7 +31,7 @@ def rounding(
     Float64 weights under a float32 loss have the digits of float32.
     """
     autocast = next((each.autocast for each in windows if each.autocast), None)
-    coarse = {dtype for each in windows for dtype in each.losses if dtype in LEAST}
+    coarse = {dtype for each in windows for dtype in each.loss_dtypes if dtype in LEAST}
     dtype = max([*_dtypes(model), *coarse, *([autocast] if autocast else [])], key=lambda each: torch.finfo(each).eps)
     if dtype in LEAST:
         return max(_bound(model, dtype, right), _way(model, windows))
@@ -49,7 +49,7 @@ def _bound(model: nn.Module, dtype: torch.dtype, right: References) -> float:
 def _way(model: nn.Module, windows: Sequence[Window]) -> float:
     """The relative error of a gradient that is read off the weights, which were rounded where they came to stand."""
     u = max(unit_roundoff(dtype) for dtype in _dtypes(model))
-    errors = (u * float(each.end.norm() / (each.end - each.start).norm()) for each in windows if each.unseen)
+    errors = (u * float(each.end.norm() / (each.end - each.start).norm()) for each in windows if each.without_gradient)
     return min(max(errors, default=0.0), MOST)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,12 +20,12 @@ Step = Callable[[list[Any]], object]
 Build = Callable[[], tuple[nn.Module, Step]]
 
 
-def built(build: Build) -> tuple[nn.Module, Step]:
+def fresh(build: Build) -> tuple[nn.Module, Step]:
     """The model and its step, fresh; LabError where that is not what `build` gives."""
-    made = build()
-    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and callable(made[1])):
-        raise LabError(f"build() gives a {type(made).__name__} and no model with its step: try return model, step")
-    return made
+    pair = build()
+    if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], nn.Module) and callable(pair[1])):
+        raise LabError(f"build() gives a {type(pair).__name__} and no model with its step: try return model, step")
+    return pair
 
 
 def call(watch: Watch, step: Step, microbatches: Sequence[Any]) -> Window:
@@ -37,16 +38,16 @@ def call(watch: Watch, step: Step, microbatches: Sequence[Any]) -> Window:
         raise LabError(f"the step raises {type(error).__name__}: {error}: try it by itself first") from error
 
 
-def watched(
+def run_windows(
     watch: Watch, model: nn.Module, step: Step, microbatches: Sequence[Any], count: int
 ) -> tuple[list[Window], list[dict[str, Tensor]]]:
-    """What the step did in each window, and where the weights stood before it."""
-    seen, states = list[Window](), list[dict[str, Tensor]]()
+    """What the step did in each window, and the weights before it."""
+    windows, states = list[Window](), list[dict[str, Tensor]]()
     with seeded(0):
         for _ in range(count):
             states.append({name: each.detach().clone() for name, each in model.state_dict().items()})
-            seen.append(call(watch, step, microbatches))
-    return seen, states
+            windows.append(call(watch, step, microbatches))
+    return windows, states
 
 
 @contextmanager
@@ -69,33 +70,28 @@ def seeded(seed: int) -> Iterator[None]:
             numpy.random.set_state(array)
 
 
-def again(build: Build, sampled: Sampled, microbatches: Sequence[Any]) -> Window:
-    """The same from the same weights, with other random numbers."""
-    model, step = built(build)
+def rerun_other_seed(build: Build, sampled: Sampled, microbatches: Sequence[Any]) -> Window:
+    """One window from the same weights, with other random numbers."""
+    model, step = fresh(build)
     with seeded(1):
         return call(Watch(model, sampled), step, microbatches)
 
 
-def fewer(build: Build, sampled: Sampled, microbatches: Sequence[Any], count: int) -> Callable[[], list[Window] | None]:
-    """The same without the last microbatch, when it is asked for; None where the step cannot do that."""
-    kept: list[list[Window] | None] = []
+def rerun_without_last(
+    build: Build, sampled: Sampled, microbatches: Sequence[Any], count: int
+) -> Callable[[], list[Window] | None]:
+    """The same windows without their last microbatch, run when they are asked for; None where the step refuses them."""
 
+    @functools.cache
     def run() -> list[Window] | None:
-        if not kept:
-            kept.append(tried(build, sampled, microbatches[:-1], count))
-        return kept[0]
+        if len(microbatches) < 2:
+            return None
+        model, step = fresh(build)
+        watch = Watch(model, sampled)
+        try:
+            with seeded(0):
+                return [call(watch, step, microbatches[:-1]) for _ in range(count)]
+        except LabError:
+            return None
 
     return run
-
-
-def tried(build: Build, sampled: Sampled, microbatches: Sequence[Any], count: int) -> list[Window] | None:
-    """Windows of a fresh model; None where the step cannot do that."""
-    if not microbatches:
-        return None
-    model, step = built(build)
-    watch = Watch(model, sampled)
-    try:
-        with seeded(0):
-            return [call(watch, step, microbatches) for _ in range(count)]
-    except LabError:
-        return None

@@ -60,12 +60,12 @@ class Watch:
         self._close_pass()
         self._look()
         self.window.end = self.last
-        self.window.left = self._gradient()
+        self.window.leftover = self._gradient()
         for optimizer in self.optimizers.values():
             self._forget(optimizer)
-        for key in self.window.counts:
+        for key in self.window.adam_counts:
             optimizer = self.optimizers[key]
-            self.window.counts[key] = self.window.counts[key][0], _count(optimizer)
+            self.window.adam_counts[key] = self.window.adam_counts[key][0], _count(optimizer)
         return self.window
 
     def _tick(self) -> int:
@@ -126,7 +126,7 @@ class Watch:
         if event == "call":
             if not self.depth:
                 self._look()
-                self.window.losses |= _dtypes(frame.f_locals.get("tensors", frame.f_locals.get("outputs")))
+                self.window.loss_dtypes |= _dtypes(frame.f_locals.get("tensors", frame.f_locals.get("outputs")))
             self.depth += 1
         elif event == "return":
             self.depth -= 1
@@ -155,7 +155,7 @@ class Watch:
         if isinstance(owner, LRScheduler) and name == "step" and event == "call":
             outer = frame.f_back.f_locals.get("self") if frame.f_back else None
             if not isinstance(outer, LRScheduler):  # neither its first step, in its making, nor part of another's
-                self.window.schedule[id(owner)] = self.window.schedule.get(id(owner), 0) + 1
+                self.window.schedule_steps[id(owner)] = self.window.schedule_steps.get(id(owner), 0) + 1
         elif isinstance(owner, torch.amp.GradScaler):
             self._scaler(owner, name, event)
         elif isinstance(owner, AveragedModel) and name == "update_parameters" and event == "call":
@@ -166,7 +166,7 @@ class Watch:
             return
         if name == "unscale_" and event == "call":
             self.window.scale = scaler.get_scale()
-            self.window.unscaled.append((len(self.window.passes), self._tick()))
+            self.window.unscales.append((len(self.window.passes), self._tick()))
         elif name == "step":
             stepped = len(self.window.steps)
             if event == "call":
@@ -202,7 +202,7 @@ class Watch:
     def _take(self, optimizer: Any) -> None:
         during = bool(self.depth and self.incoming)  # a hook of a backward that is still under way
         self.optimizers[id(optimizer)] = optimizer
-        self.window.counts.setdefault(id(optimizer), (_count(optimizer), 0.0))
+        self.window.adam_counts.setdefault(id(optimizer), (_count(optimizer), 0.0))
         self.window.steps.append(self._step(optimizer, len(self.window.passes) + during))
         self.positions = [each.detach().clone() for each in self._copies(optimizer)]
         self.buffers, self.taken = Buffers(optimizer), True
@@ -213,8 +213,8 @@ class Watch:
         if step is None or step.optimizer != self.stepping or not self.taken:
             return
         inner = self._step(optimizer, step.passes)
-        step.gradient = torch.where(inner.mine, inner.gradient, step.gradient)
-        if torch.equal(inner.mine, step.mine):
+        step.gradient = torch.where(inner.mask, inner.gradient, step.gradient)
+        if torch.equal(inner.mask, step.mask):
             step.size = inner.size
         step.inner = True
 
@@ -245,7 +245,7 @@ class Watch:
         lost |= not any(step.gradient.any() for step in steps) and torch.equal(self.window.start, self.window.end)
         if len(copies) == len(_parameters(optimizer)) and lost:
             self.window.steps = [step for step in self.window.steps if step.optimizer != id(optimizer)]
-            del self.window.counts[id(optimizer)]
+            del self.window.adam_counts[id(optimizer)]
 
     def _copies(self, optimizer: Any) -> list[Tensor]:
         """What the optimizer moves in place of parameters."""

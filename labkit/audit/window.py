@@ -36,15 +36,15 @@ class Sampled:
     @staticmethod
     def size(tensors: Iterable[Tensor | None], kind: str = "norm") -> float:
         """Length of all their values together, or the largest of them."""
-        there = [each.detach() for each in tensors if each is not None and each.numel()]
+        values = [each.detach() for each in tensors if each is not None and each.numel()]
         if kind == "value":
-            return max((float(each.abs().max()) for each in there), default=0.0)
-        return math.hypot(*(float(each.double().norm()) for each in there))
+            return max((float(each.abs().max()) for each in values), default=0.0)
+        return math.hypot(*(float(each.double().norm()) for each in values))
 
 
 @dataclass
 class Pass:
-    """One backward pass: what it brought, and where the parameters stood."""
+    """One backward pass: the gradient it brought, and the weights it was run with."""
 
     gradient: Tensor
     size: float  # its length, all coordinates
@@ -60,12 +60,12 @@ class Step:
     passes: int  # backward passes before it
     gradient: Tensor  # of its own parameters, 0 elsewhere
     size: float  # its length, all coordinates
-    mine: Tensor  # which coordinates are its own
+    mask: Tensor  # which coordinates are its own
     rate: float
     decay: bool
     before: Tensor
     moved: bool = False
-    inner: bool = False  # it called another step, which met this gradient
+    inner: bool = False  # it called another step, with this gradient
     summed: bool = False  # its gradient is the sum of what it was called with, before what it makes of that
     gathers: bool = False  # it moved nothing, and only added its gradient to a buffer of the optimizer
 
@@ -76,7 +76,7 @@ class Clip:
 
     kind: str
     passes: int
-    gradient: Tensor  # that it met
+    gradient: Tensor  # before it
     size: float  # its length, or its largest value
     limit: float
     clock: int
@@ -84,53 +84,53 @@ class Clip:
 
 @dataclass
 class Window:
-    """All that one call of the step did."""
+    """Everything that one call of the step did."""
 
     passes: list[Pass] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     clips: list[Clip] = field(default_factory=list)
-    schedule: dict[int, int] = field(default_factory=dict)  # steps of each schedule
+    schedule_steps: dict[int, int] = field(default_factory=dict)  # steps of each schedule
     averages: dict[Any, int] = field(default_factory=dict)  # updates of each average
     decays: dict[int, int] = field(default_factory=dict)  # how often each parameter was shrunk by hand
-    fed: set[int] = field(default_factory=set)  # buffers that took gradients in
-    squares: set[int] = field(default_factory=set)  # those that took their squares in
-    forgot: dict[int, int] = field(default_factory=dict)  # how often each buffer was made smaller
-    unscaled: list[tuple[int, int]] = field(default_factory=list)  # passes before each, and its clock
+    gradient_buffers: set[int] = field(default_factory=set)  # buffers that took gradients in
+    square_buffers: set[int] = field(default_factory=set)  # those that took their squares in
+    buffer_decays: dict[int, int] = field(default_factory=dict)  # how often each buffer was made smaller
+    unscales: list[tuple[int, int]] = field(default_factory=list)  # passes before each, and its clock
     scale: float = 1.0
-    hand: Tensor = field(default_factory=lambda: torch.zeros(0))  # gradient when weights were first changed by hand
-    moves: int = 0  # how often the weights were found elsewhere
+    manual_gradient: Tensor = field(default_factory=lambda: torch.zeros(0))  # when weights were first moved by hand
+    moves: int = 0  # how often the weights had moved when they were looked at
     skipped: int = 0  # optimizer steps that the scaler left out
     autocast: torch.dtype | None = None
-    losses: set[torch.dtype] = field(default_factory=set)  # in which backwards began
+    loss_dtypes: set[torch.dtype] = field(default_factory=set)  # in which backwards began
     inputs: list[tuple[int, int]] = field(default_factory=list)  # shape of the first [b, T] that each forward was given
-    counts: dict[int, tuple[float, float]] = field(default_factory=dict)  # Adam's own count when first met, at the end
+    adam_counts: dict[int, tuple[float, float]] = field(default_factory=dict)  # Adam's own, at first and in the end
     start: Tensor = field(default_factory=lambda: torch.zeros(0))
     end: Tensor = field(default_factory=lambda: torch.zeros(0))
-    left: Tensor = field(default_factory=lambda: torch.zeros(0))  # gradient that is there at the end
+    leftover: Tensor = field(default_factory=lambda: torch.zeros(0))  # gradient that is there at the end
 
     @property
-    def before(self) -> list[Pass]:
+    def passes_before_step(self) -> list[Pass]:
         """The backward passes that the last optimizer step could see; all, where there is no step."""
         return self.passes[: max((step.passes for step in self.steps), default=len(self.passes))]
 
     @property
-    def unseen(self) -> bool:
+    def without_gradient(self) -> bool:
         """Whether the weights were moved once by hand, and no gradient was seen anywhere."""
-        seen = self.passes or self.left.any() or self.hand.any()
-        return not self.steps and not seen and self.moves == 1
+        gradient = self.passes or self.leftover.any() or self.manual_gradient.any()
+        return not self.steps and not gradient and self.moves == 1
 
     @property
-    def real(self) -> list[Step]:
+    def effective_steps(self) -> list[Step]:
         """The steps, without calls that only wait for the others of their window."""
-        found: list[Step] = []
+        steps: list[Step] = []
         for key in dict.fromkeys(step.optimizer for step in self.steps):
             own = [step for step in self.steps if step.optimizer == key]
-            moved = [step for step in own if step.moved]
+            moving = [step for step in own if step.moved]
             if any(step.inner for step in own):
-                found += [step for step in own if step.inner or step.moved]
-            elif sum(step.gathers for step in own) > 1 and len(moved) == 1:
+                steps += [step for step in own if step.inner or step.moved]
+            elif sum(step.gathers for step in own) > 1 and len(moving) == 1:
                 total = torch.stack([step.gradient for step in own]).sum(0)
-                found.append(replace(moved[0], gradient=total, size=float(total.norm()), summed=True))
+                steps.append(replace(moving[0], gradient=total, size=float(total.norm()), summed=True))
             else:
-                found += own
-        return found
+                steps += own
+        return steps

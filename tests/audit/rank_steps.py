@@ -13,7 +13,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
-from torch.optim import SGD, AdamW
+from torch.optim import SGD, AdamW, Optimizer
 
 from labkit.corpus import batch, split
 from labkit.data_parallel.rank_losses import on_all_ranks, quiet, replica
@@ -89,6 +89,40 @@ def right_every_microbatch() -> Made:
             (loss_sum(model, each)[0] * factor).backward()
 
     return made(loop)
+
+
+class Accumulating(Optimizer):
+    """Adds gradients up internally, and moves the weights at every K-th call."""
+
+    def __init__(self, parameters: Any, K: int) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+        self.calls, self.K = 0, K
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.calls += 1
+        for p in self.param_groups[0]["params"]:
+            total = self.state[p].setdefault("sum", torch.zeros_like(p))
+            total += p.grad
+            if self.calls % self.K == 0:
+                p -= self.param_groups[0]["lr"] * total
+                total.zero_()
+
+
+def accumulated_internally(model: nn.Module, K: int, factor: Callable[[list[Any]], float]) -> Made:
+    optimizer = Accumulating(model.parameters(), K)
+
+    def step(batches: list[Any]) -> None:
+        for each in batches:
+            optimizer.zero_grad()
+            (loss_sum(model, each)[0] * factor(batches)).backward()
+            optimizer.step()
+
+    return model, step
+
+
+def right_accumulated_internally() -> Made:
+    return accumulated_internally(replica(seed=0), 3, share)
 
 
 def rank_means() -> Made:

@@ -10,7 +10,7 @@ from labkit.audit.across_ranks import dealt
 from labkit.data_parallel import rank_losses
 from labkit.data_parallel.steps import microbatches as packaged
 from labkit.errors import LabError
-from labkit.nets import valid_tokens
+from labkit.nets import Transformer, valid_tokens
 from tests.audit import rank_steps
 
 torch.set_num_threads(1)
@@ -68,13 +68,26 @@ def test_the_weights_of_a_recipe_are_reported(word: str, world: int) -> None:
 
 def test_it_says_the_weights_and_the_fix() -> None:
     said = audit.ranks("tests.audit.rank_steps:missing_world_factor").explain()
-    assert "of rank 0 got 0.5; of rank 1 got 0.5" in said and "multiply the summed loss by W / N" in said
+    assert (
+        "of rank 0 received 0.5; those of rank 1 received 0.5" in said and "multiply the summed loss by W / N" in said
+    )
     said = audit.ranks("tests.audit.rank_steps:through_the_module").explain()
     assert "3 of 3 microbatches of other ranks did not reach rank 0" in said and "never model.module" in said
     said = audit.ranks("tests.audit.rank_steps:first_synchronised").explain()
     assert "2 of 3 microbatches of other ranks did not reach rank 0" in said
     said = audit.ranks("tests.audit.rank_steps:one_rank_skips").explain()
     assert "rank 0: 0, rank 1: 1" in said
+
+
+def test_an_optimizer_that_accumulates_internally_steps_once_on_ranks_as_in_one_process() -> None:
+    def build() -> rank_steps.Made:
+        model = Transformer(seed=0, dtype=torch.float64)
+        return rank_steps.accumulated_internally(model, 6, lambda batches: 1 / sum(map(sum, counts(2))))
+
+    one_process = audit.audit(build, rank_steps.microbatches, rank_steps.loss_sum)
+    ranks = audit.ranks("tests.audit.rank_steps:right_accumulated_internally")
+    assert one_process.right and ranks.right, (one_process.explain(), ranks.explain())
+    assert one_process.optimizer_steps == ranks.optimizer_steps == 1
 
 
 def test_several_windows_and_ranks_of_unequal_numbers() -> None:
