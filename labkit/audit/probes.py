@@ -1,4 +1,4 @@
-"""Microbatches that tell faults apart: unequal counts, no two alike, a label in the first place."""
+"""Microbatches that tell faults apart: their counts differ, no two are alike, and the first position has a label."""
 
 from __future__ import annotations
 
@@ -29,27 +29,30 @@ def probe(
     >>> probe(["a", "bcd", "ef", "ghij", "k"], accumulation=3, count=len)
     ['a', 'ef', 'ghij']
 
-    source: the size of a vocabulary (then made tokens come back, (tokens, labels) of shapes [2, length], padded with
-    label -100), or a dataset of your own. Of a dataset, examples of counts as different as it has are taken, by `count`
-    (valid tokens of an example; by default len), one a microbatch, each given to `collate` as a list.
-    Raises LabError for a vocabulary or a dataset that is too small, and for counts that are all the same.
+    source: the size of a vocabulary, or a dataset of your own. For a vocabulary, the microbatches are random tokens:
+    (tokens, labels) of shapes [2, length], padded with label -100. From a dataset, one example is taken for each
+    microbatch, with counts that differ as much as possible, and passed to `collate` in a list. `count` gives the valid
+    tokens of an example (by default len). Raises LabError for a vocabulary or a dataset that is too small, for too many
+    empty examples, and for counts that are all the same.
     """
     K = int(Range(2, 64).check("accumulation", accumulation, int))
     if isinstance(source, int):
-        return _made(source, K, length, seed)
+        return _synthetic(source, K, length, seed)
     counts = [float((count or len)(example)) for example in source]
-    if len(counts) < K:
-        raise LabError(
-            f"source = {len(counts)} examples are too few for {K} microbatches: try accumulation={len(counts)}"
-        )
     order = sorted((at for at in range(len(counts)) if counts[at] > 0), key=counts.__getitem__)
-    chosen = [order[round(at * (len(order) - 1) / (K - 1))] for at in range(K)] if len(order) >= K else []
-    if len({counts[at] for at in chosen}) < 2:
-        raise LabError("source has examples of one count only, which tell no mean from a sum: try examples of several")
+    different = len({counts[at] for at in order}) > 1
+    if len(order) < K:
+        empty = f" of {len(counts)} examples with a count above 0" if len(order) < len(counts) else " examples"
+        remedy = f"accumulation={len(order)}" if different else f"{K} or more of different counts above 0"
+        raise LabError(f"source = {len(order)}{empty}, too few for {K} microbatches: try {remedy}")
+    if not different:
+        only = f"{len(order)} examples of one count only, {counts[order[0]]:g}"
+        raise LabError(f"source has {only}, which tell no mean from a sum: try examples of different counts")
+    chosen = [order[round(at * (len(order) - 1) / (K - 1))] for at in range(K)]
     return [collate([source[at]]) for at in chosen]
 
 
-def _made(vocabulary: int, K: int, length: int, seed: int) -> list[tuple[Tensor, Tensor]]:
+def _synthetic(vocabulary: int, K: int, length: int, seed: int) -> list[tuple[Tensor, Tensor]]:
     if vocabulary < 4:
         raise LabError(f"source = {vocabulary} tokens are too few to tell sequences apart: try 4 or more")
     generator = torch.Generator().manual_seed(seed)

@@ -711,14 +711,37 @@ def test_a_probe_tells(K: int, length: int, seed: int) -> None:
     ("source", "options", "said"),
     [
         (3, {}, "source = 3 tokens are too few"),
-        (["a", "b"], {}, "source = 2 examples are too few for 4 microbatches: try accumulation=2"),
-        (["ab"] * 9, {}, "examples of one count only"),
+        (["a", "bc"], {}, "source = 2 examples, too few for 4 microbatches: try accumulation=2"),
+        (["a", "b"], {}, "source = 2 examples, too few for 4 microbatches: try 4 or more of different counts above 0"),
+        ([], {}, "source = 0 examples, too few for 4 microbatches: try 4 or more of different counts above 0"),
+        (
+            ["a", "", "", "", "bcd", "xx"],
+            {"count": len},
+            "source = 3 of 6 examples with a count above 0, .* accumulation=3",
+        ),
+        (
+            ["", "abc", ""],
+            {"accumulation": 2},
+            "source = 1 of 3 examples with a count above 0, .* try 2 or more",
+        ),
+        (
+            [""] * 5,
+            {},
+            "source = 0 of 5 examples with a count above 0, too few for 4 .*: try 4",
+        ),
+        (["ab"] * 9, {}, "source has 9 examples of one count only, 2, which tell no mean from a sum: try examples of"),
+        (["ab", "", "cd", "ef", "gh"], {}, "source has 4 examples of one count only, 2,"),
         (100, {"accumulation": 1}, "accumulation = 1 is outside 2 … 64: try 2"),
     ],
 )
 def test_a_source_that_cannot_tell_is_refused(source: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(LabError, match=said):
         probe(source, **options)
+
+
+def test_the_remedy_for_too_few_examples_is_true() -> None:
+    assert probe(["a", "", "", "", "bcd", "xx"], accumulation=3, count=len) == ["a", "xx", "bcd"]
+    assert probe(["a", "bc"], accumulation=2) == ["a", "bc"]
 
 
 # What is in a model.
