@@ -56,6 +56,23 @@ def test_what_was_done_is_there_in_another_process() -> None:
     assert "predicted=150.0, answer=160.0, score=0.5" in said and "token_mean" in said
 
 
+# Written by labkit.progress, as this module was called before.
+EARLIER = """{"version":1,"predictions":{"roofline.ceiling":[{"at":"2026-12-01T02:37:13Z","predicted":150.0,\
+"answer":160.0,"score":0.0625,"values":{"intensity":2.0,"cold":true,"dtype":"float32","width":64}}],\
+"noise.norms":[{"at":"2026-12-01T02:37:13Z","predicted":3.0,"answer":null,"score":null,"values":{}}]},\
+"exercises":{"token_mean":"2026-12-01T02:37:14Z"}}"""
+
+
+def test_a_file_of_an_earlier_labkit_is_read_and_goes_on_unchanged(data: pathlib.Path) -> None:
+    data.mkdir()
+    (data / "progress.json").write_text(EARLIER)
+    done = record.done()
+    assert (done.best("roofline.ceiling"), done.last("roofline.ceiling").values["dtype"]) == (0.0625, "float32")
+    assert done.last("noise.norms").answer is None and done.exercises == {"token_mean": "2026-12-01T02:37:14Z"}
+    record.passed("token_mean")
+    assert (data / "progress.json").read_text() == EARLIER and one_time_messages.take() == []
+
+
 def test_two_kernels_at_once_lose_nothing() -> None:
     """Four processes, each with threads of its own in the file; more than two, so that they really meet."""
     write = """
