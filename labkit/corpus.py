@@ -117,7 +117,7 @@ def _document(texts: Sequence[str], length: float, u: float, *_: float) -> str:
 
 
 def _made_text(length: float, u: float, v: float, w: float) -> str:
-    """Letters by a quadratic congruence: each text has a step and an alphabet of its own."""
+    """Letters by a quadratic congruence: each text has its own step and alphabet."""
     a, b, c = int(97 * u), int(89 * v), int(20 * w)
     return "".join(chr(97 + c + (a * t * t + b * t) % 101 % (3 + b % 5)) for t in range(math.ceil(length)))
 

@@ -1,4 +1,4 @@
-"""Is B faster than A? Decided from a few runs each, by a margin that is declared before."""
+"""Is B faster than A? Decided from a few runs of each, by a margin declared in advance."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Annotated
 from labkit.declare import Range, quantity
 from labkit.errors import LabError
 
-RUNS = 3  # of each, at least: with fewer no interval reaches the level
-TAIL = 20  # one in so many is the most that may lie beyond each end of the interval
+RUNS = 3  # of each, at least: with fewer, no interval reaches the level
+TAIL = 20  # at most one in so many may lie beyond each end of the interval
 LEAST, MOST = 1e-100, 1e100  # throughputs whose ratios are still numbers
 MARGIN = Range(0, 1, help="gain below which a change does not count, as a share")
 
@@ -29,7 +29,7 @@ class Decision:
     ratio: float = quantity("median throughput after over that before")
     low: float = quantity("low end of the 90 % interval of the ratio")
     high: float = quantity("high end of it")
-    margin: float = quantity("gain below which a change does not count, declared before")
+    margin: float = quantity("gain below which a change does not count, declared in advance")
 
     def explain(self) -> str:
         """The verdict and why, in one sentence.

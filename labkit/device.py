@@ -1,4 +1,4 @@
-"""The device that runs: which one, what it may use, how its time is taken, how fast it moves bytes and multiplies."""
+"""The device: its choice, its limits, its clock, and how fast it moves bytes and multiplies."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from labkit.declare import Choice, quantity
 from labkit.errors import LabError
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
-SIZES = (128, 256, 512, 768, 1024, 1536, 2048, 4096, 8192)  # square matmuls among which the ceiling is looked for
-LONGEST = 0.07  # seconds that one call may take, so that Stop acts fast; what would take longer is left out
+SIZES = (128, 256, 512, 768, 1024, 1536, 2048, 4096, 8192)  # square matmuls among which the ceiling is searched
+LONGEST = 0.07  # seconds that one call may take, so that Stop acts fast; longer ones are left out
 
 
 def threads(root: Path = Path("/")) -> int:
@@ -75,7 +75,7 @@ def pick(device: str | torch.device = "auto") -> torch.device:
 
 
 def name(device: torch.device) -> str:
-    """What the device calls itself.
+    """The name that the device reports.
 
     >>> name(torch.device("cpu")) != ""
     True
@@ -141,7 +141,7 @@ def timings(work: Callable[[], object], device: torch.device, budget: float = 0.
 
 
 def _samples(work: Callable[[], object], device: torch.device, budget: float) -> list[float]:
-    """Two calls warm up and say how many make a sample of a millisecond; work longer than the budget is called once."""
+    """Two calls warm up and give the number in a sample of a millisecond; work longer than the budget runs once."""
     first = seconds(work, device)
     if first > budget:
         return [first]
@@ -212,7 +212,7 @@ def matmul(rows: int, weights: tuple[Tensor, ...], device: torch.device, budget:
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What this device was measured to do; NaN where it is not measured yet."""
+    """The measured rates of this device; NaN where not measured yet."""
 
     device: str = quantity("what the device calls itself")
     threads: int = quantity("threads that the CPU quota allows")
@@ -245,7 +245,7 @@ def measure(device: str | torch.device = "auto", dtype: str = "float32") -> Mach
 
 
 def measuring(device: str | torch.device = "auto", dtype: str = "float32") -> Iterator[Machine]:
-    """`measure` in slices: each result holds what is known so far.
+    """`measure` in slices: each result holds the figures so far.
 
     >>> next(measuring("cpu")).bandwidth > 0
     True
@@ -268,7 +268,7 @@ def measuring(device: str | torch.device = "auto", dtype: str = "float32") -> It
 
 
 def _far(device: torch.device) -> int:
-    """Bytes of an array that no cache is taken to hold."""
+    """Bytes of an array that is assumed to fit in no cache."""
     return 2**28 if device.type == "cuda" else 2**26
 
 

@@ -1,4 +1,4 @@
-"""What weight did each microbatch really get? A gradient, and the gradients it is made of, in; weights out."""
+"""What weight did each microbatch really get? Takes a gradient and its constituents, and returns the weights."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def fit(gradient: Gradient, references: Sequence[Gradient] | Tensor, *, sample: 
     directions that can be told apart.
     References that depend on each other linearly (twins, multiples, one the sum of others) are a group in
     `indistinguishable`: their values are NaN, never a guess, and `totals` has the sum of each group's weights
-    where it is determined (for twins it is), else NaN. References that are zero stand in `zero`, value NaN.
+    where it is determined (for twins it is), else NaN. References that are zero are listed in `zero`, value NaN.
     Beyond `sample` coordinates a seeded sample of every layer is used. Raises LabError for shapes that do not
     match and numbers that are not finite. Method: QR, then the SVD of R, so that the condition is not squared
     (Golub and Van Loan, Matrix Computations, 5.5).
@@ -70,14 +70,14 @@ def fit(gradient: Gradient, references: Sequence[Gradient] | Tensor, *, sample: 
 
 @dataclass(frozen=True)
 class Distance:
-    """How far a gradient is from the right one, in the ways that people look at it."""
+    """How far a gradient is from the correct one, by each measure in use."""
 
     norm: float = quantity("‖g‖")
-    right_norm: float = quantity("‖G‖, G the right gradient")
+    right_norm: float = quantity("‖G‖, G the correct gradient")
     relative_error: float = quantity("‖g − G‖ / ‖G‖")
     norm_ratio: float = quantity("‖g‖ / ‖G‖")
     cosine: float = quantity("g · G / (‖g‖ ‖G‖)")
-    projection: float = quantity("g · G / ‖G‖²: blind to all that stands across G")
+    projection: float = quantity("g · G / ‖G‖²: blind to anything perpendicular to G")
 
 
 def distance(gradient: Tensor, right: Tensor) -> Distance:
@@ -87,8 +87,8 @@ def distance(gradient: Tensor, right: Tensor) -> Distance:
     >>> off.projection, off.relative_error
     (1.0, 0.5)
 
-    Shapes: both alike. NaN where the right gradient is zero. ‖g − G‖² = (p − 1)² ‖G‖² + ‖what stands across G‖²,
-    so a projection p of 1 says nothing about the second term.
+    Shapes: the same for both. NaN where the correct gradient is zero. ‖g − G‖² = (p − 1)² ‖G‖² + ‖g perpendicular
+    to G‖², so a projection p of 1 says nothing about the second term.
     """
     g, r = gradient.double(), right.double()
     norm, right_norm, inner = float(g.norm()), float(r.norm()), float((g * r).sum())
@@ -98,7 +98,7 @@ def distance(gradient: Tensor, right: Tensor) -> Distance:
 
 
 def per_layer(model: nn.Module, wrong: Tensor, right: Tensor) -> dict[str, Distance]:
-    """The distance of a flat gradient from the right one, parameter by parameter.
+    """The distance of a flat gradient from the correct one, parameter by parameter.
 
     >>> round(per_layer(nn.Linear(2, 1), torch.tensor([1.0, 0, 3]), torch.tensor([1.0, 0, 2]))["bias"].norm_ratio, 2)
     1.5
@@ -137,13 +137,13 @@ def flat(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def coordinates(sizes: Sequence[int], sample: int = SAMPLE, seed: int = 0) -> list[Tensor]:
-    """Which coordinates of each layer a fit looks at: all, or a seeded sample in proportion to the layers' sizes.
+    """The coordinates of each layer that a fit uses: all, or a seeded sample in proportion to the layers' sizes.
 
     >>> [len(each) for each in coordinates([60, 30, 10], sample=20)]
     [12, 6, 2]
 
     A layer is cut into as many equal stretches as it gives coordinates, one drawn from each: none comes twice,
-    every layer gives at least one, and together they are at least `sample`, or all there are.
+    every layer gives at least one, and together they are at least `sample`, or all of them.
     """
     total = sum(sizes)
     if total <= sample:
@@ -198,12 +198,12 @@ def _finite(norm: Tensor, norms: Tensor) -> None:
 
 
 def _noise(length: int, unit: float) -> float:
-    """A relative singular value below this is the rounding of the references and no direction of theirs."""
+    """A relative singular value below this is rounding, not a direction of the references."""
     return 32 * math.sqrt(length) * unit
 
 
 def _groups(null: Tensor, noise: float, zero: Tensor) -> tuple[tuple[int, ...], ...]:
-    """Who can trade weight with whom along the null space; a reference of zero trades with nobody."""
+    """Which references can trade weight along the null space; a reference of zero trades with none."""
     ties = null.T @ null
     rest = [m for m in range(len(ties)) if ties[m, m] > noise**2 and not zero[m]]
     groups = []

@@ -60,7 +60,7 @@ def checks(u: Tensor, v: Tensor, r: Tensor) -> Tensor:
 
 
 def square(u: Tensor, v: Tensor, r: Tensor) -> Tensor:
-    """What bars and checks are cut from."""
+    """The square that bars and checks are cut from."""
     return torch.maximum(u.abs(), v.abs()) - r
 
 
@@ -94,7 +94,7 @@ def draw(seed: int, count: int) -> tuple[Tensor, Tensor]:
     for label, shape in enumerate(SHAPES.values()):
         own = labels == label
         outside[own] = shape(*torch.broadcast_tensors(u[own], v[own], r[own]))
-    ground = 0.3 - 0.05 * labels[:, None, None]  # a class has a light of its own
+    ground = 0.3 - 0.05 * labels[:, None, None]  # each class has its own brightness
     images = ground + (0.35 + 0.3 * light) * (0.5 - outside).clamp(0, 1) + SHADES * noise
     return images.clamp(0, 1)[:, None], labels
 
@@ -164,12 +164,12 @@ class ConvNet(nn.Module):
         return x.mean((2, 3)) @ self.head.T
 
     def convolve(self, at: int, x: Tensor) -> Tensor:
-        """What the normalisation of layer `at` is given."""
+        """The input of the normalisation of layer `at`."""
         return F.conv2d(x, self.kernels[at], stride=2 if at else 1, padding=1)
 
     @torch.no_grad()
     def calibrate(self, images: Tensor) -> None:
-        """Set every running statistic to what these images give, in one forward pass."""
+        """Set every running statistic to that of these images, in one forward pass."""
         x = images
         for at, norm in enumerate(self.norms):
             x = self.convolve(at, x)
@@ -190,7 +190,7 @@ def _norm(norm: str, momentum: float) -> nn.Module:
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of every channel: what a BatchNorm normalises by.
+    """Mean and biased variance of every channel, by which a BatchNorm normalises.
 
     >>> moments(torch.tensor([1.0, 3.0]).reshape(2, 1, 1, 1))
     (tensor([2.]), tensor([1.]))

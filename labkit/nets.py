@@ -44,7 +44,7 @@ def valid_tokens(labels: Tensor) -> int:
 
 
 def sequence_gradients(model: nn.Module, microbatches: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """The summed-loss gradient of every sequence by itself: what any gradient of the window is made of.
+    """The summed-loss gradient of each sequence alone: any gradient of the window is a weighted sum of these.
 
     >>> tokens, labels = torch.tensor([[8, 0], [3, 2]]), torch.tensor([[1, 1], [1, 1]])
     >>> sequence_gradients(Scalar(), [(tokens, labels)])
@@ -65,7 +65,7 @@ def sequence_gradients(model: nn.Module, microbatches: Sequence[tuple[Tensor, Te
 
 
 def microbatch_gradients(model: nn.Module, microbatches: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """The summed-loss gradient of every microbatch by itself, from a forward and a backward of its own.
+    """The summed-loss gradient of each microbatch alone, from its own forward and backward.
 
     >>> pair = torch.tensor([[8, 0], [3, 2]]), torch.tensor([[1, 1], [1, 1]])
     >>> microbatch_gradients(Scalar(), [pair])
@@ -131,14 +131,14 @@ def norm(x: Tensor) -> Tensor:
 
 
 class Transformer(nn.Module):
-    """A causal language model, small enough for a live comparison: 10,752 weights as it stands.
+    """A causal language model, small enough for a live comparison: 10,752 weights by default.
 
     >>> model = Transformer(seed=0)
     >>> model(torch.zeros(2, 32, dtype=torch.long)).shape
     torch.Size([2, 32, 128])
 
-    Pre-LN, no biases, learned positions, the embedding shared with the output. Every weight comes from
-    a generator of its own seed: the global random state is neither read nor changed.
+    Pre-LN, no biases, learned positions, the embedding shared with the output. The weights come
+    from the model's own generator: the global random state is neither read nor changed.
     Raises LabError where heads do not divide the width, or a sequence is longer than `length`.
     """
 

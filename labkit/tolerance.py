@@ -1,4 +1,4 @@
-"""How far apart two right answers may be: the one place where an equivalence tolerance comes from."""
+"""How far apart two correct answers may be: every equivalence tolerance comes from here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Tolerance:
 
     value: float = quantity("largest relative difference that rounding alone explains")
     unit_roundoff: float = quantity("u, half the distance from 1 to the next number")
-    terms: int = quantity("n, roundings on the way of one term into the sum")
+    terms: int = quantity("n, roundings of one term on its way into the sum")
     cancellation: float = quantity("Σ|terms| / |Σ terms|")
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ def gamma(terms: int, dtype: torch.dtype) -> float:
     True
 
     Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., lemma 3.1.
-    Raises LabError where n u ≥ 1, since no bound exists there.
+    Raises LabError where n u ≥ 1, since there is no bound then.
     """
     nu = terms * unit_roundoff(dtype)
     if nu >= 1:
@@ -80,9 +80,9 @@ def tolerance(
     2 · n u/(1 − n u) · Σ|terms|/|Σ| = 7e-13, with n = 1,000, u = 1.1e-16, Σ|terms|/|Σ| = 3.16
 
     Each order errs by at most γ_n Σ|terms| (Higham 4.2, eq. 4.4), so the two differ by at most twice that:
-    2 γ_n Σ‖terms‖ / ‖Σ terms‖, with n = `count` numbers added into each coordinate plus `depth` roundings that a
-    term has behind it before it is added. The first part is a bound for any order, blocked or threaded. The second
-    is of first order: it takes every layer to pass a relative error on without making it larger.
+    2 γ_n Σ‖terms‖ / ‖Σ terms‖, with n = `count` numbers added into each coordinate plus the `depth` roundings of a
+    term before it is added. The first part is a bound for any order, blocked or threaded. The second is of first
+    order: it assumes that every layer passes a relative error on without making it larger.
     `terms`: tensors of one shape. They may be coarser than the numbers added, a sequence's gradient for those of its
     tokens; what cancels inside a term is not counted then (on the labs' transformer that is a factor of 4).
     `result`: ‖Σ terms‖ where it is known, or where something else is compared than their sum.
@@ -99,7 +99,7 @@ def tolerance(
 
 
 def depth(model: nn.Module) -> int:
-    """Roundings that one token's gradient has behind it: every parameter's fan-in, once forward, once backward.
+    """Roundings in one token's gradient: every parameter's fan-in, once forward, once backward.
 
     >>> depth(nn.Linear(24, 96, bias=False))
     48

@@ -1,4 +1,4 @@
-"""A finished run is kept, a stopped one is not."""
+"""A finished run is cached, a stopped one is not."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import inspect
 from collections.abc import Iterator
 from typing import Annotated
 
-from labkit.cached_runs import KEPT, remembered
+from labkit.cached_runs import LIMIT, cache_runs
 from labkit.declare import Range, parameters
 
 
 def made() -> tuple[list[int], object]:
     calls: list[int] = []
 
-    @remembered
+    @cache_runs
     def count(*, n: Annotated[int, Range(0, 1000)] = 3) -> Iterator[int]:
         """Count."""
         calls.append(n)
@@ -39,7 +39,7 @@ def test_a_run_that_is_stopped_is_not_kept() -> None:
 def test_a_run_without_results_is_run_again_and_the_oldest_goes_first() -> None:
     calls, count = made()
     assert list(count(n=0)) == list(count(n=0)) == [] and calls == [0, 0]  # type: ignore[operator]
-    for n in range(1, KEPT + 2):
+    for n in range(1, LIMIT + 2):
         list(count(n=n))  # type: ignore[operator]
     assert list(count(n=2)) == [1] and list(count(n=1)) == [0] and calls[-1] == 1  # type: ignore[operator]
 

@@ -1,4 +1,4 @@
-"""Mean or token sum: what a way to accumulate does to the gradient, measured on the gradient that ran."""
+"""Mean or token sum: what each way to accumulate does to the gradient, measured on the gradient itself."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def token_weights(counts: Sequence[int] | Tensor, rule: str) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Comparison(Distance, Compared):
-    """The gradient that a rule left behind, beside the right one, and the weights it is made of."""
+    """The gradient that a rule leaves, beside the correct one, and the weights it is made of."""
 
     rule: str = quantity("the method's word")
     per_layer: Mapping[str, Distance] = quantity("the same distance for every parameter tensor")
@@ -121,7 +121,7 @@ def _measured(
 
 
 def _yours(loop: Callable[..., None]) -> Rule:
-    """A loop that is in no table, beside what a right one would give."""
+    """A loop that is not in the table, beside what a correct one would give."""
     return replace(rules.rule("token-mean"), word=getattr(loop, "__name__", "yours"), loop=loop)
 
 
@@ -174,13 +174,13 @@ def layers(
     text: Text = "made",
     seed: Seed = 2493,
 ) -> Comparison:
-    """The gradient of each layer, wrong beside right; as it stands, the projection of 1.00 hides an error of 27 %.
+    """The gradient of each layer, faulty beside correct; by default a projection of 1.00 hides an error of 27 %.
 
     >>> comparison = layers()
     >>> round(comparison.projection, 2), round(comparison.relative_error, 2)
     (1.0, 0.27)
 
-    The same measurement as `weights`, on a window whose fault stands across the right gradient and not along it.
+    The same measurement as `weights`, on a window whose error is perpendicular to the correct gradient.
     """
     return weights(
         rule=rule,

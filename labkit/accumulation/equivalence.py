@@ -1,4 +1,4 @@
-"""What accumulation must keep to equal one large batch, and what follows where it does not."""
+"""The conditions under which accumulation equals one large batch, and what happens when one is broken."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ Examples = tuple[Tensor, Tensor, Tensor]
 
 
 class Net(nn.Module):
-    """A layer that may depend on the batch, and a random one: what can break an equivalence inside the model."""
+    """A layer that may depend on the batch and a random one: both can break the equivalence inside the model."""
 
     statistics: tuple[Tensor, Tensor] | None = None
 
@@ -148,7 +148,7 @@ def conditions(
 
 
 def _examples(seed: int) -> tuple[Examples, Tensor]:
-    """24 of x, y and dropout mask, and masks drawn anew."""
+    """24 examples of x, y and dropout mask, and fresh masks."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(24, 8, generator=generator, dtype=torch.float64)
     y = torch.randn(24, generator=generator, dtype=torch.float64)
@@ -178,12 +178,12 @@ def masked_mean(model: nn.Module, tokens: Tensor, labels: Tensor, N: int, K: int
 
 
 def library_mean(model: nn.Module, tokens: Tensor, labels: Tensor, N: int, K: int) -> Tensor:
-    """The library's mean: the loss is NaN and the gradient 0, so the others are diluted by the K that counts it."""
+    """The library's mean: the loss is NaN and the gradient 0, and K still counts it, which dilutes the others."""
     return next_token_loss(model, tokens, labels, "mean") / K
 
 
 def sum_over_n(model: nn.Module, tokens: Tensor, labels: Tensor, N: int, K: int) -> Tensor:
-    """The right one: a sum over nothing is exactly 0, and its backward still runs."""
+    """The correct one: a sum over nothing is exactly 0, and its backward still runs."""
     return next_token_loss(model, tokens, labels, "sum") / N
 
 
@@ -192,11 +192,11 @@ POLICIES = {"masked mean by hand": masked_mean, "library mean": library_mean, "t
 
 @dataclass(frozen=True)
 class Policy:
-    """What one policy makes of a window with empty microbatches."""
+    """The result of one policy for a window with empty microbatches."""
 
     name: str = quantity("the policy")
     loss: float = quantity("loss of the window, as it would be logged", "nat per token")
-    empty_norm: float = quantity("norm of what an empty microbatch adds to the gradient")
+    empty_norm: float = quantity("norm of an empty microbatch's contribution to the gradient")
     dilution: float = quantity("norm of the gradient, over that of the same window without its empty microbatches")
     relative_error: float = quantity("‖g − G‖ / ‖G‖, G the token mean's gradient")
 
@@ -206,7 +206,7 @@ class Empty:
     """A window with empty microbatches under each policy."""
 
     counts: tuple[int, ...] = quantity("valid tokens of each microbatch", "tokens")
-    policies: tuple[Policy, ...] = quantity("what each policy makes of it")
+    policies: tuple[Policy, ...] = quantity("the result of each policy")
 
 
 def empty(

@@ -22,7 +22,7 @@ Dataset = Annotated[int, Range(1, 10**6, log=True, unit="sequences", help="seque
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan, and what it makes of an epoch."""
+    """A plan, and what it means for an epoch."""
 
     plan: Plan = quantity("microbatch, replicas, accumulation steps")
     devices: int = quantity("tp × pp × cp, the devices that make one replica", "devices")
@@ -124,7 +124,7 @@ def cuts(*, tokens: int, largest_microbatch: int, replicas: int, sequence_length
     """
     ways = []
     for b in range(1, largest_microbatch + 1):
-        each = sequence_length * b * replicas  # what one accumulation step more adds
+        each = sequence_length * b * replicas  # tokens that one more accumulation step adds
         below, above = tokens // each, -(-tokens // each)
         ways += [Way(b, K, K * each, K * each - tokens) for K in sorted({below, above}) if K]
     return Wanted(tokens, sequence_length * replicas, replicas, tuple(ways))
@@ -198,7 +198,7 @@ def two_plans(
     sequences: Dataset = 25_600,
     warmup: Annotated[int, Range(1, 10**5, log=True, unit="optimizer steps", help="the same for both plans")] = 100,
 ) -> TwoPlans:
-    """Two plans: what stays the same, what changes, and whether a comparison of them varies two things at once.
+    """Two plans: what stays the same, what changes, and whether comparing them varies two things at once.
 
     >>> two_plans().changed, two_plans(accumulation_b=1).changed
     (('microbatch',), ('global batch', 'microbatch'))
@@ -229,7 +229,7 @@ def _counted(plan: Plan, sequences: int, warmup: int) -> dict[tuple[str, str], f
 
 @dataclass(frozen=True)
 class Reading:
-    """What a number on a counter stands for."""
+    """What a number on a counter means."""
 
     counted: str = quantity("what the counter counts")
     steps: int = quantity("optimizer steps made")

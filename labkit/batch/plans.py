@@ -18,7 +18,7 @@ from labkit.errors import LabError
 
 @dataclass(frozen=True)
 class Plan:
-    """Who computes what in one optimizer step."""
+    """How the work of one optimizer step is divided."""
 
     microbatch: int = quantity("b, one forward pass of one replica", "sequences")
     replicas: int = quantity("D, data-parallel replicas, each with sequences of its own")
@@ -78,7 +78,7 @@ def plan(
     16777216
 
     Whole numbers from 1 on. With neither `world` nor `replicas` there is one replica. Raises LabError for a world
-    that tp × pp × cp does not divide, and for replicas that do not go with the world.
+    that tp × pp × cp does not divide, and for replicas that contradict the world.
     """
     sizes = {"microbatch": microbatch, "accumulation": accumulation, "sequence_length": sequence_length}
     whole = {name: _whole(name, value) for name, value in {**sizes, "tp": tp, "pp": pp, "cp": cp}.items()}

@@ -1,4 +1,4 @@
-"""Adam and cadence: what the size of an update becomes where its parts do not advance together."""
+"""Adam and cadence: how large an update becomes when its parts do not advance together."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def count(
     (0.496, 2.604, 40, True)
 
     float64, ε = 0. The second's m and v advance once, as they should. Both are set to 0 before every update, so that
-    what they are after it is the update. m and v are the same in both, so their rounding cancels; what is left is that
-    of the bias corrections, differences 1 − β^t of two terms.
+    their values after it are the update. m and v are the same in both, so their rounding cancels; only that of the
+    bias corrections remains, differences 1 − β^t of two terms.
     """
     weights = torch.zeros(2, 1, dtype=torch.float64)
     right, wrong = weights

@@ -38,7 +38,7 @@ def warmup_cosine(warmup: float, last: float) -> Callable[[float], float]:
 
 @dataclass(frozen=True, eq=False)
 class Schedules:
-    """A schedule that is stepped by a rule, beside the right one, and what else is counted in microbatches."""
+    """A schedule stepped by a rule, beside the correct one, and other things that are counted in microbatches."""
 
     rule: str = quantity("the rule's word")
     updates: Tensor = quantity("optimizer steps made, 0 … U")

@@ -1,7 +1,7 @@
-"""The loops of one optimizer step, right and wrong: what must advance once for a window of K microbatches.
+"""The loops of one optimizer step, correct and faulty: what must advance once per window of K microbatches.
 
 A loop takes the loss of a microbatch, the microbatches of one window, and what it steps; it finds the gradients clear
-and leaves them so. The weights of the microbatches are right in all of them: what is wrong is how often things advance.
+and leaves them so. The weights of the microbatches are correct in all of them; the fault is how often things advance.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def adam_states(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     >>> adam_states(torch.optim.Adam([weight]))
     [{'step': tensor(0.), 'exp_avg': tensor([0.]), 'exp_avg_sq': tensor([0.])}]
 
-    torch makes it at the first step and begins to count there: what is set before is lost.
+    torch makes it at the first step and starts to count there: anything set before is lost.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     for p in parameters:

@@ -1,4 +1,4 @@
-"""The same samples in batches K times as large: what becomes of a training whose schedule is translated."""
+"""The same samples in batches K times as large: a training run whose schedule is translated."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Problem:
         return solution[:, 0]
 
     def shares(self, path: Tensor) -> Tensor:
-        """What each microbatch brings to the gradient, at weights [n, 2] one after the other, [n · K, 2]."""
+        """The contribution of each microbatch to the gradient, at each of the weights [n, 2], as [n · K, 2]."""
         x, y = (torch.stack(each) for each in zip(*self.microbatches, strict=True))
         off = torch.einsum("kbi,ni->nkb", x, path) - y
         return torch.einsum("nkb,kbi->nki", off, x).flatten(0, 1) / y.numel()
@@ -155,7 +155,7 @@ def _squares(w: Tensor) -> Loss:
 
 
 def _tangent(fixed: Tensor, w: Tensor) -> Loss:
-    """A loss whose gradient stays that at the fixed weights, wherever the weights go."""
+    """A loss whose gradient stays the one at the fixed weights, however the weights move."""
 
     def loss(microbatch: Batch) -> Tensor:
         x, y = microbatch

@@ -1,4 +1,4 @@
-"""Clipping and loss scaling: what the order of accumulate, unscale, clip and step does to the gradient that ran."""
+"""Clipping and loss scaling: how the order of accumulate, unscale, clip and step changes the gradient."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def orders(
 
 
 def taken_apart(model: nn.Module, microbatches: Microbatches, scale: float, max_norm: float) -> Parts:
-    """The gradient of every microbatch by itself, from a backward of its own, unscaled."""
+    """The gradient of each microbatch alone, from its own backward, unscaled."""
     counts = torch.tensor([valid_tokens(labels) for _, labels in microbatches], dtype=torch.float64)
     return Parts(microbatch_gradients(model, microbatches) / counts.sum(), counts / counts.sum(), scale, max_norm)
 
@@ -149,7 +149,7 @@ def clip(
     sequences: Sequences = 8,
     seed: Seed = 0,
 ) -> Clips:
-    """The whole window's gradient clipped once, against each microbatch's clipped by itself.
+    """The whole window's gradient clipped once, against each microbatch's clipped separately.
 
     >>> clips = clip(max_norm=10.0)  # longer than any gradient here: nothing is clipped
     >>> clips.clipped, round(clips.each / clips.once, 9)

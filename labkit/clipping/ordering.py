@@ -1,4 +1,4 @@
-"""The orders of accumulate, unscale, clip and step, right and wrong, and what algebra says of each."""
+"""The orders of accumulate, unscale, clip and step, correct and faulty, and the weights by algebra for each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from labkit.rules import Microbatches
 
 EPSILON = 1e-6  # what clip_grad_norm_ adds to the norm before it divides
 
-# N: valid tokens of the window. Each makes one whole update, and what it stepped with stays in .grad.
+# N: valid tokens of the window. Each makes one whole update, and the gradient it stepped with stays in .grad.
 
 
 def clip_once(
@@ -56,7 +56,7 @@ def clip_per_microbatch(
 def clip_running_sum(
     model: nn.Module, microbatches: Microbatches, optimizer: Optimizer, scaler: GradScaler, max_norm: float
 ) -> None:
-    """The clip stands in the loop: what has been added up so far is clipped again and again."""
+    """The clip is inside the loop: the running sum is clipped again and again."""
     N = sum(valid_tokens(labels) for _, labels in microbatches)
     for tokens, labels in microbatches:
         loss = next_token_loss(model, tokens, labels, "sum") / N
@@ -109,7 +109,7 @@ def clip_scaled(
     scaler.update()
 
 
-# What algebra says of them, from the gradients of the microbatches.
+# The weights by algebra, from the gradients of the microbatches.
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +156,7 @@ def each(parts: Parts) -> Tensor:
 
 
 def running(parts: Parts) -> Tensor:
-    """A microbatch is clipped with all that stands before it, and again with every later one."""
+    """A microbatch is clipped together with all before it, and again with every later one."""
     S, weights = parts.scale, torch.zeros_like(parts.share)
     for m in range(len(weights)):
         weights[m] = 1.0

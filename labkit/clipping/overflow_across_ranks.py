@@ -45,7 +45,7 @@ def owners(model: nn.Module, scale: float) -> list[Rank]:
 def coupled_step(
     model: nn.Module, microbatches: Microbatches, ranks: list[Rank], agree: bool, spoiled: Rank | None = None
 ) -> None:
-    """One step of all ranks, in one process. `agree`: what one of them finds is told to all, as by an all-reduce."""
+    """One step of all ranks, in one process. `agree`: an overflow on one is known to all, as by an all-reduce."""
     N = sum(valid_tokens(labels) for _, labels in microbatches)
     model.zero_grad()
     for tokens, labels in microbatches:
@@ -70,7 +70,7 @@ def spoil(rank: Rank) -> None:
 
 
 def half_a_step(model: nn.Module, microbatches: Microbatches) -> None:
-    """An overflow on the first of two ranks, of which the last does not hear: it steps alone."""
+    """An overflow on the first of two ranks that the last never learns of: it steps alone."""
     ranks = owners(model, 1024.0)
     coupled_step(model, microbatches, ranks, agree=False, spoiled=ranks[0])
 

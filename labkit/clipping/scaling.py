@@ -1,4 +1,4 @@
-"""Loss scaling: what half precision loses, and a scaler that looks for its scale."""
+"""Loss scaling: what half precision loses, and a scaler that searches for its scale."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def half_loss(model: nn.Module, tokens: Tensor, labels: Tensor, dtype: torch.dty
 
 @dataclass(frozen=True, eq=False)
 class Underflow:
-    """The entries of one gradient by size, and what half precision made of them."""
+    """The entries of one gradient by size, and what half precision does to them."""
 
     dtype: str = quantity("type of the matmuls")
     zero: float = quantity("share of the entries that became exactly 0", "%")
@@ -115,7 +115,7 @@ def per_window(model: nn.Module, microbatches: Microbatches, optimizer: Optimize
 
 
 def per_microbatch(model: nn.Module, microbatches: Microbatches, optimizer: Optimizer, scaler: GradScaler) -> None:
-    """Wrong: the scaler checks and counts every microbatch; the gradients themselves are kept apart and added right."""
+    """Wrong: the scaler checks and counts every microbatch; the gradients themselves are added correctly."""
     N = sum(valid_tokens(labels) for _, labels in microbatches)
     totals = [torch.zeros_like(p) for p in model.parameters()]
     for tokens, labels in microbatches:

@@ -1,4 +1,4 @@
-"""Data parallel: several real processes, one gradient, and what it takes for that to be the full batch's."""
+"""Data parallel: several real processes, one gradient, and when it equals the full-batch gradient."""
 
 from labkit.data_parallel.allreduce_time import allreduce as allreduce
 from labkit.data_parallel.allreduce_time import allreduce_seconds as allreduce_seconds

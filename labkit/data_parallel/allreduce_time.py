@@ -1,4 +1,4 @@
-"""What an all-reduce costs: a latency and a bandwidth, fitted to times that are measured now."""
+"""The cost of an all-reduce: a latency and a bandwidth, fitted to times measured on this machine now."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from labkit.device import Spread
 
 SIZES = (4, 4096, 65_536, 524_288, 2_097_152, 8_388_608)  # bytes
 BUDGET = 30_000_000  # bytes that all repeats of one size may move
-MESSAGE = 1_000_000  # bytes that a message costs as much as, whatever it holds
+MESSAGE = 1_000_000  # bytes that cost as much as one message of any size
 
 MB = 1e6
 
@@ -70,7 +70,7 @@ def line(sizes: Sequence[float], seconds: Sequence[float]) -> Line:
 
 
 def _fit(columns: Tensor, chosen: tuple[int, ...]) -> tuple[float, Tensor]:
-    """The root mean square that is left with these columns, and both numbers; ∞ where one is negative."""
+    """The residual (root mean square) with these columns, and both numbers; ∞ where one is negative."""
     part = columns[:, chosen]
     scale = part.norm(dim=0)
     numbers = torch.zeros(2, dtype=torch.float64)

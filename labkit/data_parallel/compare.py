@@ -23,7 +23,7 @@ Steps = Annotated[int, Range(1, 4, unit="microbatches", help="K, microbatches of
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """The text of one optimizer step, cut over ranks and microbatches, and its right gradient."""
+    """The text of one optimizer step, cut over ranks and microbatches, and its correct gradient."""
 
     model: Transformer
     microbatches: list[list[Batch]]
@@ -42,12 +42,12 @@ class Share:
 
     @property
     def plain(self) -> list[Plain]:
-        """What is sent to the ranks."""
+        """The microbatches in the form in which they are sent to the ranks."""
         return [sent(each) for each in self.microbatches]
 
     @property
     def tolerance(self) -> Tolerance:
-        """What rounding alone explains."""
+        """The relative error that rounding alone explains."""
         length = float(self.right.norm()) * self.total
         return tolerance(self.rows, count=self.total, depth=depth(self.model), dtype=torch.float64, result=length)
 
@@ -61,7 +61,7 @@ class Share:
 
 
 def share(microbatches: list[list[Batch]], seed: int) -> Share:
-    """The right gradient: the whole batch in one forward and one backward, float64, in this process."""
+    """The correct gradient: the whole batch in one forward and one backward, float64, in this process."""
     model = Transformer(seed=seed, dtype=torch.float64)
     every = [each for rank in microbatches for each in rank]
     tokens, labels = (torch.cat(parts) for parts in zip(*every, strict=True))
@@ -80,18 +80,18 @@ def drawn(ranks: int, K: int, shortest: int, seed: int) -> list[list[Batch]]:
 
 
 def apart(gradients: Sequence[Tensor], right: Tensor) -> float:
-    """How far the ranks' gradients are from the first rank's, at most, ‖g_r − g_0‖ / ‖G‖."""
+    """The largest distance of a rank's gradient from the first rank's, ‖g_r − g_0‖ / ‖G‖."""
     return max(float((each - gradients[0]).norm()) for each in gradients) / float(right.norm())
 
 
 @dataclass(frozen=True, eq=False)
 class Recipe(Distance, Compared):
-    """The first rank's gradient beside the right one, and the weights that every rank's gradient is made of."""
+    """The first rank's gradient beside the correct one, and the weights that every rank's gradient is made of."""
 
     recipe: str = quantity("the recipe's word")
     ranks: int = quantity("W", "ranks")
     counts: Tensor = quantity("valid tokens of each microbatch, rank by rank", "tokens")
-    owner: Tensor = quantity("the rank that each microbatch stands on")
+    owner: Tensor = quantity("the rank that has each microbatch")
     fitted: Tensor = quantity("weight × N of each microbatch, fitted, in the gradient of each rank")
     predicted: Tensor = quantity("the same by algebra")
     residual: float = quantity("share of the first rank's gradient that no weights explain")

@@ -1,4 +1,4 @@
-"""Communication hooks: what DistributedDataParallel does by itself, and a record of it.
+"""Communication hooks that do what DistributedDataParallel does anyway, and record it.
 
 DDP compares the annotations of a hook with the types themselves, so here they may not be strings.
 """
@@ -14,7 +14,7 @@ Span = list[float]  # start and end of an all-reduce, perf_counter seconds
 
 
 def average(payload: Tensor) -> torch.futures.Future[Tensor]:
-    """The mean of a bucket over the ranks, on its way: a hook has to divide by W itself."""
+    """A future of the mean of a bucket over the ranks: a hook has to divide by W itself."""
     work = dist.all_reduce(payload.div_(dist.get_world_size()), async_op=True)
     future: torch.futures.Future[list[Tensor]] = work.get_future()
     return future.then(lambda means: means.value()[0])

@@ -1,4 +1,4 @@
-"""A rank that is killed in the middle of a step: what is said, how soon, and whether the next run works."""
+"""A rank killed in the middle of a step: the message, how soon it comes, and whether the next run works."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run_doomed(rank: int, world: int, *, victim: int) -> None:
 
 @dataclass(frozen=True)
 class Killed:
-    """What became of a run whose rank was killed."""
+    """The outcome of a run in which a rank was killed."""
 
     victim: int = quantity("the rank that was killed")
     said: str = quantity("the sentence that the notebook gets")
@@ -47,7 +47,7 @@ def killed(
     >>> outcome.answers
     (2.0, 2.0)
 
-    A real SIGKILL. Raises LabError for a rank that is not there, and under torchrun, which ends everything then.
+    A real SIGKILL. Raises LabError for a rank that does not exist, and under torchrun, which then ends everything.
     """
     if victim >= ranks:
         raise LabError(f"victim = {victim} is no rank of 0 … {ranks - 1}: try {ranks - 1}")

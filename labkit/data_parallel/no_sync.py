@@ -1,4 +1,4 @@
-"""Where a step synchronises: no_sync, counted by a communication hook, and the buckets that gradients travel in."""
+"""When a step synchronises: no_sync, counted by a communication hook, and the buckets that gradients travel in."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Loss = Callable[[nn.Module, Batch], Tensor]
 Model = DistributedDataParallel
 
 
-# Six ways to place no_sync. loss(model, microbatch) is the right share, summed loss × W / N.
+# Six ways to place no_sync. loss(model, microbatch) is the correct share, summed loss × W / N.
 
 
 def nowhere(model: Model, microbatches: Sequence[Batch], loss: Loss) -> None:
-    """Right gradient, K times the all-reduces."""
+    """The correct gradient, with K times as many all-reduces."""
     for microbatch in microbatches:
         loss(model, microbatch).backward()
 
@@ -68,7 +68,7 @@ def last_too(model: Model, microbatches: Sequence[Batch], loss: Loss) -> None:
 
 
 def first_instead(model: Model, microbatches: Sequence[Batch], loss: Loss) -> None:
-    """Wrong: the first is synchronised, and all that follow stay local."""
+    """Wrong: the first is synchronised, and all later ones stay local."""
     loss(model, microbatches[0]).backward()
     with model.no_sync():
         for microbatch in microbatches[1:]:
@@ -104,7 +104,7 @@ def run_patterns(
 
 @dataclass(frozen=True)
 class Pattern:
-    """One placing of no_sync, and what it did."""
+    """One placing of no_sync, and its effect."""
 
     name: str = quantity("what stands inside no_sync, of all microbatches but the last")
     all_reduces: int = quantity("all-reduces of one optimizer step, on each rank")
@@ -131,12 +131,12 @@ def collectives(
     ] = 4,
     seed: Seed = 0,
 ) -> Collectives:
-    """The same optimizer step six times: where no_sync stands, how many all-reduces run, which gradient comes out.
+    """The same optimizer step six times: where no_sync is placed, how many all-reduces run, and the gradient.
 
     >>> [each.all_reduces for each in collectives().patterns]
     [4, 1, 4, 1, 0, 1]
 
-    Counted by a communication hook in real DistributedDataParallel; float64; the loss is right in all six.
+    Counted by a communication hook in real DistributedDataParallel; float64; the loss is correct in all six.
     """
     reference = share(drawn(ranks, accumulation_steps, 4, seed), seed)
     run = "labkit.data_parallel.no_sync:run_patterns"
@@ -165,7 +165,7 @@ def run_buckets(rank: int, world: int, *, cap: float, repeats: int) -> tuple[lis
     model, messages, seconds = DistributedDataParallel(layers, bucket_cap_mb=cap), list[int](), []
     model.register_comm_hook(messages, record_bytes)
     x = torch.ones(1, WIDTH)
-    for _ in range(2 + repeats):  # the first puts all into one bucket, the second has the buckets for good
+    for _ in range(2 + repeats):  # the first backward uses one bucket, the second has the final buckets
         messages.clear()
         loss = model(x).square().mean()
         dist.barrier()

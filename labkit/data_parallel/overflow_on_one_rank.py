@@ -45,7 +45,7 @@ def spoil(model: nn.Module) -> None:
 def scaled_step(
     model: DistributedDataParallel, optimizer: SGD, scaler: GradScaler, loss: Tensor, agree: bool, overflows: bool
 ) -> None:
-    """One optimizer step of this rank, skipped after an overflow: its own, or with `agree` anybody's."""
+    """One optimizer step of this rank, skipped after an overflow on it, or with `agree` on any rank."""
     optimizer.zero_grad()
     scaler.scale(loss).backward()
     if overflows:
@@ -67,7 +67,7 @@ def run_training(
     batches: Sequence[int],
     seed: int,
 ) -> list[tuple[float, float, float]]:
-    """After every step: how far this replica is from the first, how far it has gone, log2 of its scale."""
+    """After every step: how far this replica is from the first, how far it has travelled, log2 of its scale."""
     model, scaler = replica(seed), GradScaler("cpu", init_scale=1024.0)
     optimizer = SGD(model.parameters(), lr=0.1)
     start, distances = flat(model.parameters()), []
@@ -96,7 +96,7 @@ class Drift:
 
     @property
     def last(self) -> float:
-        """The distance in the end."""
+        """The distance at the end."""
         return float(self.distance[-1])
 
 
@@ -109,14 +109,14 @@ def overflow(
     updates: Annotated[int, Range(8, 24, unit="optimizer steps", help="length of the training")] = 12,
     seed: Seed = 0,
 ) -> Drift:
-    """A training in real DistributedDataParallel with one overflow on one rank, after the gradients were averaged.
+    """A training run in real DistributedDataParallel with one overflow on one rank, after the gradients are averaged.
 
     >>> overflow().last > 1, overflow(agree=True).last
     (True, 0.0)
 
-    Every rank has a torch.amp.GradScaler of its own, as by default. float64, made text, one text a rank and step; the
-    overflow is an inf that is put into that rank's copy of the averaged gradient. An inf before the average would
-    reach every rank by itself. Raises LabError for a rank or a step that is not there.
+    Every rank has its own torch.amp.GradScaler, as by default. float64, made text, one text per rank and step; the
+    overflow is an inf put into that rank's copy of the averaged gradient. An inf before the average would reach
+    every rank anyway. Raises LabError for a rank or a step that does not exist.
     """
     if overflow_on >= ranks:
         raise LabError(f"overflow on = {overflow_on} is no rank of 0 … {ranks - 1}: try {ranks - 1}")
@@ -132,6 +132,6 @@ def overflow(
         batches=[1_000_003 * (seed + 1) + 10 * step for step in range(updates)],
         seed=seed,
     )
-    distances = torch.tensor(answers, dtype=torch.float64)  # rank, step, what
+    distances = torch.tensor(answers, dtype=torch.float64)  # rank, step, quantity
     far, way, _ = distances.amax(0).unbind(1)
     return Drift(agree, overflow_on, overflow_at, 100 * far / way.clamp(min=1e-300), distances[:, -1, 2])

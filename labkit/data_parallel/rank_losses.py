@@ -1,4 +1,4 @@
-"""Recipes: what each rank does to its loss before DistributedDataParallel averages the gradients over the ranks."""
+"""Recipes: how each rank scales its loss before DistributedDataParallel averages the gradients over the ranks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def on_all_ranks(count: float) -> float:
 
 
 def quiet(model: DistributedDataParallel, at: int, K: int) -> contextlib.AbstractContextManager[object]:
-    """No synchronisation but for the last of K microbatches: forward and backward both stand inside."""
+    """No synchronisation except for the last of K microbatches: forward and backward are both inside."""
     return model.no_sync() if at < K - 1 else contextlib.nullcontext()
 
 
@@ -80,7 +80,7 @@ def extra_world_factor(model: DistributedDataParallel, microbatches: Microbatche
 
 
 def reduction_bypassed(model: DistributedDataParallel, microbatches: Microbatches) -> None:
-    """The right loss, but of model.module: DDP never hears of it."""
+    """The correct loss, but of model.module: DDP never sees it."""
     W, N = world(), on_all_ranks(sum(valid_tokens(labels) for _, labels in microbatches))
     for tokens, labels in microbatches:
         loss = next_token_loss(model.module, tokens, labels, "sum") * W / N
@@ -125,7 +125,7 @@ def left(model: nn.Module) -> list[float]:
 
 
 def sent(microbatches: Sequence[Batch]) -> Plain:
-    """Microbatches as plain lists, for the way to a rank.
+    """Microbatches as plain lists, to be sent to a rank.
 
     >>> tokens = torch.tensor([[7, 8]])
     >>> sent([(tokens, tokens)])
@@ -143,15 +143,15 @@ def received(microbatches: Plain) -> list[Batch]:
     return [(torch.tensor(tokens), torch.tensor(labels)) for tokens, labels in microbatches]
 
 
-# The rules, and what algebra says of them.
+# The rules, and their weights by algebra.
 
 
 @dataclass(frozen=True)
 class Ranked(Window):
     """The counts of one optimizer step on all ranks, rank by rank.
 
-    owner: the rank of each microbatch. seen_from: the rank whose gradient is looked at; all are alike, where the
-    reduction is not bypassed.
+    owner: the rank of each microbatch. seen_from: the rank whose gradient is measured; all are alike unless the
+    reduction is bypassed.
     """
 
     owner: tuple[int, ...] = ()
@@ -160,7 +160,7 @@ class Ranked(Window):
 
     @property
     def local(self) -> Tensor:
-        """For every microbatch: the valid tokens of the whole rank that it stands on."""
+        """For every microbatch: the valid tokens of its whole rank."""
         owner = torch.tensor(self.owner)
         return torch.zeros(self.ranks, dtype=torch.float64).index_add(0, owner, self.counts)[owner]
 
@@ -172,7 +172,7 @@ class Ranked(Window):
 
 
 def ranked(counts: Sequence[Sequence[int]], seen_from: int = 0) -> Ranked:
-    """Valid tokens by rank and microbatch, as what predictions follow from.
+    """Valid tokens by rank and microbatch, in the form that predictions are computed from.
 
     >>> ranked([[1, 3], [4, 4]]).local
     tensor([4., 4., 8., 8.], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""FSDP2: parameters, gradients and optimizer state in shards, and what accumulation does to its collectives."""
+"""FSDP2: parameters, gradients and optimizer state in shards, and how accumulation changes the collectives."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def fsdp(
     (4, 24, 12, 4)
 
     torch.distributed.fsdp.fully_shard on the CPU, float64. A rank that does not synchronise keeps whole gradients until
-    it does: that is the memory which the fewer messages cost.
+    it does: fewer messages cost that memory.
     """
     run = "labkit.data_parallel.sharding:run_sharded"
     answers = workers.run(run, ranks, K=accumulation_steps, last_only=last_only, gathered=gathered, seed=seed)
@@ -120,5 +120,5 @@ def fsdp(
 
 
 def _one(model: nn.Module, x: Tensor, B: int) -> Tensor:
-    """What one example adds to the gradient."""
+    """The contribution of one example to the gradient."""
     return gradient_of(model, model(x[None]).square().sum() / B)

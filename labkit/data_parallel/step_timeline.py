@@ -1,4 +1,4 @@
-"""Where the time of an optimizer step goes on real ranks: microbatches, all-reduces, the optimizer's step."""
+"""How an optimizer step spends its time on real ranks: microbatches, all-reduces, the optimizer's step."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def timeline(
     rows: Annotated[int, Range(8, 256, log=True, unit="rows", help="b, examples in a microbatch")] = 32,
     bucket_cap: Annotated[float, Range(0.1, 25, log=True, unit="MiB", help="DDP's bucket_cap_mb")] = 0.25,
 ) -> Timeline:
-    """One optimizer step on real ranks, in time: what the synchronisation takes, and how much a backward hides.
+    """One optimizer step on real ranks, in time: how long synchronisation takes, and how much of it is hidden.
 
     >>> step = timeline(bucket_cap=25)
     >>> step.messages, len({each.rank for each in step.stretches})
@@ -126,7 +126,7 @@ def timeline(
 
     Four layers of 256 × 256, float32, SGD. perf_counter is one clock for all processes of a machine. A communication
     hook notes when a bucket leaves and when its mean is there. The last bucket leaves when the last gradient is
-    there: what follows until the end of backward is exposed. Five steps; all figures change from run to run.
+    there: the time from then to the end of backward is exposed. Five steps; all figures change from run to run.
     """
     run = "labkit.data_parallel.step_timeline:run_steps"
     answers = workers.run(run, ranks, K=accumulation_steps, rows=rows, cap=bucket_cap, repeats=TIMES)

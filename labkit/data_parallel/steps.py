@@ -1,4 +1,4 @@
-"""Whole steps on ranks, one right and the usual wrong ones, for the audit: each name builds a model and its step."""
+"""Whole steps on ranks, one correct and the usual faulty ones, for the audit: each name builds a model and a step."""
 
 from __future__ import annotations
 

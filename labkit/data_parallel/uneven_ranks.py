@@ -20,7 +20,7 @@ from labkit.errors import LabError
 from labkit.fit import distance
 from labkit.nets import IGNORE, next_token_loss
 
-PATIENCE = 1.0  # seconds after which a rank that does not answer hangs
+PATIENCE = 1.0  # seconds after which a rank that has not answered counts as hanging
 
 
 # A rank without a valid token. tokens, labels: all that this rank has; N: valid tokens on all ranks.
@@ -73,7 +73,7 @@ def run_policies(
 
 @dataclass(frozen=True)
 class Policy:
-    """What one policy makes of an optimizer step with an empty rank."""
+    """The result of one policy for an optimizer step with an empty rank."""
 
     name: str = quantity("the loss of a rank")
     empty_loss: float = quantity("loss of the empty rank", "nat")
@@ -89,7 +89,7 @@ class EmptyRank:
     ranks: int = quantity("W", "ranks")
     counts: tuple[int, ...] = quantity("valid tokens of each rank", "tokens")
     tolerance: float = quantity("relative error that rounding alone explains")
-    policies: tuple[Policy, ...] = quantity("what each policy makes of it")
+    policies: tuple[Policy, ...] = quantity("the result of each policy")
 
 
 def empty_rank(
@@ -98,13 +98,13 @@ def empty_rank(
     empty: Annotated[int, Range(0, 3, help="the rank whose labels are all ignored")] = 1,
     seed: Seed = 0,
 ) -> EmptyRank:
-    """One rank has no valid token, and takes part all the same.
+    """One rank has no valid token and still takes part.
 
     >>> [(each.name, each.broken) for each in empty_rank().policies]
     [('sum × W / N', 0), ('sum / max(n, 1)', 0), ('library mean', 0), ('masked mean by hand', 2)]
 
-    Real DistributedDataParallel, one microbatch of two documents a rank, float64. Raises LabError for a rank that is
-    not there.
+    Real DistributedDataParallel, one microbatch of two documents a rank, float64. Raises LabError for a rank that
+    does not exist.
     """
     if empty >= ranks:
         raise LabError(f"empty = {empty} is no rank of {ranks}, which are 0 … {ranks - 1}: try {ranks - 1}")
@@ -123,17 +123,17 @@ def empty_rank(
     return EmptyRank(ranks, tuple(map(sum, reference.counts)), reference.tolerance.value, tuple(policies))
 
 
-# Uneven numbers of microbatches. loss(model, microbatch) is the right share, summed loss × W / N.
+# Uneven numbers of microbatches. loss(model, microbatch) is the correct share, summed loss × W / N.
 
 
 def every(model: DistributedDataParallel, microbatches: Sequence[Batch], loss: Callable[..., Tensor]) -> None:
-    """An all-reduce for every microbatch: the rank that has more waits for ever."""
+    """An all-reduce for every microbatch: a rank that has more waits forever."""
     for microbatch in microbatches:
         loss(model, microbatch).backward()
 
 
 def joined(model: DistributedDataParallel, microbatches: Sequence[Batch], loss: Callable[..., Tensor]) -> None:
-    """join: a rank that is through answers the others' all-reduces with zeros."""
+    """With join, zeros are sent on behalf of a rank that has finished."""
     with model.join():
         every(model, microbatches, loss)
 
@@ -167,7 +167,7 @@ class Uneven:
     steps: tuple[int, ...] = quantity("microbatches of each rank", "microbatches")
     hangs: str = quantity("who gave no answer; empty where all did")
     relative_error: float = quantity("‖g − G‖ / ‖G‖ on the first rank; NaN where nothing came back")
-    owner: Tensor = quantity("the rank that each microbatch stands on")
+    owner: Tensor = quantity("the rank that has each microbatch")
     counts: Tensor = quantity("valid tokens of each microbatch", "tokens")
     fitted: Tensor = quantity("weight × N of each microbatch in the first rank's gradient; 1 is right")
     tolerance: float = quantity("relative error that rounding alone explains")
@@ -189,7 +189,7 @@ def uneven(
     >>> step.steps, step.hangs, step.fitted.round(decimals=6).tolist()
     ((4, 3), '', [0.5, 0.5, 0.5, 1.0, 0.5, 0.5, 0.5])
 
-    Real DistributedDataParallel, float64, the loss is right in all ways. A rank that gives no answer within a second
+    Real DistributedDataParallel, float64, the loss is correct in all three. A rank that gives no answer within a second
     hangs; all ranks are ended then, and the next run starts new ones. Raises LabError where nothing is left.
     """
     if missing > accumulation_steps or (ranks == 1 and missing == accumulation_steps):

@@ -1,1 +1,1 @@
-"""What remembers a learner, and what shows it: predictions, exercises passed, a class."""
+"""A learner's record and its views: predictions, exercises passed, a class."""

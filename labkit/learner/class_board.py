@@ -1,4 +1,4 @@
-"""The board of a class: what everybody predicted, live, before and after a discussion; the answer when asked."""
+"""The board of a class: all predictions, live, before and after a discussion; the answer on request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from labkit.learner.prediction_histogram import Tally, close, tally
 from labkit.wording import show
 
 HERE = pathlib.Path(__file__).parent
-OF_LATE = 300.0  # seconds; other settings before that were for another question
+OF_LATE = 300.0  # seconds; earlier predictions with other settings were for another question
 
 
 class Board(anywidget.AnyWidget):

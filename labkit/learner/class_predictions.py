@@ -36,7 +36,7 @@ AHEAD = 3600.0  # seconds by which another machine's clock may be ahead
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One prediction of somebody."""
+    """One prediction of one writer."""
 
     writer: str = quantity("a random id, new in each kernel")
     experiment: str = quantity("'topic.name'")
@@ -69,7 +69,7 @@ def submit(experiment: str, number: float, values: Mapping[str, Value]) -> None:
 
 
 def flush(seconds: float = 2.0) -> bool:
-    """Wait until all is written, or for so long; whether it is.
+    """Wait until all is written, or the time is over; whether it is.
 
     >>> flush()
     True
@@ -78,7 +78,7 @@ def flush(seconds: float = 2.0) -> bool:
 
 
 def entries(place: pathlib.Path) -> list[Entry]:
-    """All predictions in a folder, of each writer in the order of writing; whatever else lies there is passed over.
+    """All predictions in a folder, of each writer in the order of writing; any other content is skipped.
 
     >>> entries(pathlib.Path("/nowhere"))
     []
@@ -86,7 +86,7 @@ def entries(place: pathlib.Path) -> list[Entry]:
     return [entry for name in _names(place) for line in _lines(place / name) if (entry := _entry(name[:32], line))]
 
 
-# Writing: one thread for each process, so that a folder that answers late or never keeps nobody waiting.
+# Writing: one thread for each process, so that a slow or dead folder keeps nobody waiting.
 
 
 class Writer:
@@ -100,7 +100,7 @@ class Writer:
         threading.Thread(target=self._work, name="class-writer", daemon=True).start()
 
     def put(self, place: pathlib.Path, line: str) -> None:
-        """Write it soon; a thousand lines that wait are enough."""
+        """Queue a line for writing; beyond a thousand waiting lines it is dropped."""
         with contextlib.suppress(queue.Full):
             self._lines.put_nowait((place, line))
 
@@ -142,14 +142,14 @@ atexit.register(flush, 1.0)
 
 
 def _writer() -> Writer:
-    """This process's own; a fork begins another."""
+    """The writer of this process; a fork gets its own."""
     with _choosing:
         if not _writers or _writers[-1].process != os.getpid():
             _writers[:] = [Writer()]
         return _writers[-1]
 
 
-# Reading: plain files with our kind of name, so much of each, and of each line only what is a prediction.
+# Reading: plain files with our kind of name, up to a limit, and of each line only what is a prediction.
 
 
 def _names(place: pathlib.Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""The map: every notebook, and what of it is done."""
+"""The map: every notebook, and how much of it is done."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Overview:
         return f'{sentences}<div style="overflow-x:auto">{table}</div>'
 
     def summary(self) -> str:
-        """All of it in one sentence; what stands in two notebooks counts once."""
+        """All of it in one sentence; what is in two notebooks counts once."""
         every = self.notebooks
         predicted = _count(each.predicted(self.done) for each in every)
         passed = _count(each.passed(self.done) for each in every)

@@ -16,7 +16,7 @@ HERE = pathlib.Path(__file__).parents[2] / "notebooks"  # where labkit runs from
 
 @dataclasses.dataclass(frozen=True)
 class Notebook:
-    """One notebook, and what it asks of a learner."""
+    """One notebook, with its experiments and exercises."""
 
     file: str = quantity("its name")
     title: str = quantity("what it is called")
@@ -64,7 +64,7 @@ def notebooks(folder: pathlib.Path | None = None) -> list[Notebook]:
 
 def _notebook(path: pathlib.Path, here: bool) -> Notebook | None:
     about, prose, code = _read(path)
-    about = about or _read(HERE / path.name)[0]  # a copy may be older than what labkit knows of it
+    about = about or _read(HERE / path.name)[0]  # a copy may be older than the one of labkit
     if not about:
         return None
     heading = re.search(r"^# (?:\d+ · )?([^:\n]+)", prose, re.MULTILINE)

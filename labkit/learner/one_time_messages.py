@@ -1,4 +1,4 @@
-"""What a learner is told once and in passing: one sentence each, shown where the next thing is shown."""
+"""Messages that a learner gets once, in passing: one sentence each, shown with the next output."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _waiting: list[str] = []
 
 
 def tell(topic: str, sentence: str) -> None:
-    """Let a sentence be shown; only the first on a topic in this process is.
+    """Queue a sentence; only the first on a topic in this process is shown.
 
     >>> tell("disk", "The disk is full.")
     >>> tell("disk", "The disk is still full.")
@@ -20,7 +20,7 @@ def tell(topic: str, sentence: str) -> None:
 
 
 def take() -> list[str]:
-    """The sentences that nobody has shown yet; whoever takes them shows them.
+    """The sentences not shown yet; the caller shows them.
 
     >>> take()
     []
@@ -31,7 +31,7 @@ def take() -> list[str]:
 
 
 def forget() -> None:
-    """Begin anew, as in a new process.
+    """Start over, as in a new process.
 
     >>> forget()
     """

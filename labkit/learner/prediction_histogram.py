@@ -101,7 +101,7 @@ def close(numbers: Sequence[float], answer: float, within: float = 0.1) -> int:
     return sum(abs(number - answer) <= within * abs(answer) for number in numbers)
 
 
-# Rows: each number its own while they are few; then ranges, in even steps or in powers of ten.
+# Rows: one for each number while they are few; then ranges, in even steps or in powers of ten.
 
 
 def _distinct(numbers: Sequence[float]) -> list[float]:
@@ -117,7 +117,7 @@ def _between(numbers: Sequence[float]) -> list[float]:
 
 
 def _edges(numbers: Sequence[float]) -> list[float]:
-    """Borders of at most MOST + 2 rows; the first row and the last hold whatever lies far out."""
+    """Borders of at most MOST + 2 rows; the first row and the last hold all outliers."""
     tenths = statistics.quantiles(numbers, n=20, method="inclusive")
     low, high = tenths[0], tenths[-1]
     if low > 0 and high / low > 100:

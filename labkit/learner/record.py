@@ -1,4 +1,4 @@
-"""What a learner has done, kept between kernels: predictions and passed exercises, in one small file of their own.
+"""A learner's record, kept between kernels: predictions and passed exercises, in one small file.
 
 The file holds experiments, numbers, times and settings: no names, no paths. It is sent nowhere.
 """
@@ -66,7 +66,7 @@ class Foreign(ValueError):
 
 
 def predicted(experiment: str, number: float, answer: float, score: float, values: Mapping[str, Value]) -> None:
-    """Keep a prediction and what came out; where it cannot be kept, one sentence says so, once.
+    """Record a prediction and the answer; if that fails, one sentence says so, once.
 
     >>> predicted("roofline.ceiling", 150, 160, 0.0625, {"intensity": 2.0})
     >>> done().last("roofline.ceiling").answer
@@ -82,7 +82,7 @@ def predicted(experiment: str, number: float, answer: float, score: float, value
 
 
 def passed(exercise: str) -> None:
-    """Keep that an exercise was passed.
+    """Record that an exercise was passed.
 
     >>> passed("token_mean")
     >>> "token_mean" in done().exercises
@@ -92,7 +92,7 @@ def passed(exercise: str) -> None:
 
 
 def done() -> Done:
-    """What was done so far, by all kernels of this user; nothing where there is no file, or none that can be read.
+    """The record of all kernels of this user so far; empty without a readable file.
 
     >>> isinstance(done().exercises, dict)
     True
@@ -152,7 +152,7 @@ def _alone(path: pathlib.Path) -> Iterator[None]:
 
 
 def _replace(path: pathlib.Path, text: str) -> None:
-    """The old file or the new one is there at any time, and whole."""
+    """Replace the file so that at any time the old one or the new one is there, complete."""
     new = path.with_suffix(".new")
     try:
         with open(new, "w", encoding="utf-8") as file:
@@ -173,7 +173,7 @@ def _given_up(error: OSError) -> Done:
 
 
 def _own(path: pathlib.Path) -> Done:
-    """What the file says; one that cannot be read is first set aside under another name."""
+    """The content of the file; an unreadable one is first set aside under another name."""
     try:
         return _read(path)
     except Foreign as error:
@@ -223,7 +223,7 @@ def _plain(done: Done) -> dict[str, Any]:
 
 
 def _latest(series: tuple[Prediction, ...]) -> tuple[Prediction, ...]:
-    """The last ones, and the best of all."""
+    """The last predictions, and the best of all."""
     best = min(series, key=lambda each: math.inf if each.score is None else each.score)
     rest = series[1 - KEPT :]
     return rest if best in rest or len(series) < KEPT else (best, *rest)

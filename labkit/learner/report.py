@@ -180,7 +180,7 @@ def _cells(*cells: str) -> str:
 
 
 def _replace(place: pathlib.Path, content: bytes) -> None:
-    """A disk that fills leaves the report that was there."""
+    """Replace the report; a full disk leaves the old one."""
     if place.is_dir():
         raise IsADirectoryError(0, "it is a folder")
     new = place.with_name(place.name + ".new")

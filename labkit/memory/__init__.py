@@ -1,4 +1,4 @@
-"""What a training step holds in memory: weights, gradients, optimizer state, and what autograd keeps for backward."""
+"""The memory of a training step: weights, gradients, optimizer state, and what autograd keeps for backward."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _sweep(rows: list[Row], progress: float) -> Sweep:
     return Sweep(tuple(rows), float(slope), float(intercept), float(off.max()), float(apart.max()), progress)
 
 
-# What stands beside it.
+# The other parts of a step.
 
 OPTIMIZERS: dict[str, Callable[[Iterable[Tensor]], Optimizer]] = {
     "SGD": lambda weights: SGD(weights, lr=0.1),
@@ -115,7 +115,7 @@ OPTIMIZERS: dict[str, Callable[[Iterable[Tensor]], Optimizer]] = {
 
 @dataclass(frozen=True)
 class Step:
-    """What one optimizer step held."""
+    """The memory of one optimizer step, by part."""
 
     accumulation_steps: int = quantity("K, 1 for the full batch in one", "microbatches")
     parameters: int = quantity("the weights", "B")
@@ -153,7 +153,7 @@ def parts(
     checkpointing: Checkpointing = False,
     seed: Seed = 0,
 ) -> Parts:
-    """What a step holds, part by part: the full batch beside microbatches that leave the same gradient.
+    """The memory of a step, part by part: the full batch beside microbatches that leave the same gradient.
 
     >>> step = parts()
     >>> step.equal, step.cut.state // step.cut.parameters, round(step.full.kept / step.cut.kept, 2)
@@ -171,7 +171,7 @@ def parts(
 
 
 def step(model: nn.Module, optimizer: Optimizer, microbatches: Sequence[Batch]) -> Step:
-    """One optimizer step, and what it held."""
+    """Make one optimizer step, and measure its memory."""
     weights, K = list(model.parameters()), len(microbatches)
     kept = watch(model, microbatches, rules.token_mean).peak
     gradients = size(p.grad for p in weights if p.grad is not None)
@@ -181,7 +181,7 @@ def step(model: nn.Module, optimizer: Optimizer, microbatches: Sequence[Batch]) 
 
 
 def called(steps: int) -> str:
-    """What a window of K microbatches is called.
+    """The name of a window of K microbatches.
 
     >>> called(1), called(4)
     ('full batch', '4 microbatches')
@@ -189,7 +189,7 @@ def called(steps: int) -> str:
     return "full batch" if steps == 1 else f"{steps} microbatches"
 
 
-# What the device's allocator says.
+# By the device's allocator.
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ def peak(
 
 
 def allocated(model: nn.Module, microbatches: Sequence[Batch], device: torch.device) -> float:
-    """Bytes that a GPU's allocator held at most in a window, beyond what it held before; NaN on a CPU, which has none.
+    """Most bytes that a GPU's allocator held in a window, beyond those held before; NaN on a CPU, which has none.
 
     >>> allocated(Net(0, 8), [], torch.device("cpu"))
     nan

@@ -1,4 +1,4 @@
-"""When a loop lets go of its graphs: backward in the loop, the classic mistake, and what looks like it."""
+"""When a loop releases its graphs: backward in the loop, the classic mistake, and its lookalikes."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Classic(Compared):
 
     @property
     def ratio(self) -> float:
-        """The other loop's peak over the right one's."""
+        """The other loop's peak over that of backward in the loop."""
         return self.other.peak / self.right.peak
 
 

@@ -1,4 +1,4 @@
-"""What autograd keeps for backward, counted in bytes while it is kept; and the net that is watched."""
+"""The tensors that autograd keeps for backward, counted in bytes; and the net of the measurements."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class _Saved:
     """One saved tensor; autograd holds this object for as long as it would hold the tensor."""
 
     def __init__(self, tensor: Tensor, kept: Kept) -> None:
-        self.tensor = tensor.detach()  # a saved output that knew its grad_fn would hold the graph that holds it
+        self.tensor = tensor.detach()  # a saved output with its grad_fn would hold the graph that holds it
         self.kept = kept
         kept.hold(self.tensor)
 
@@ -92,7 +92,7 @@ Loop = Callable[[nn.Module, Sequence[Batch]], None]
 
 
 def watch(model: nn.Module, microbatches: Sequence[Batch], loop: Loop) -> Timeline:
-    """Run a loop over a window, and count what autograd keeps for backward.
+    """Run a loop over a window, and count the bytes that autograd keeps for backward.
 
     >>> from labkit.nets import Scalar
     >>> from labkit.rules import token_mean
@@ -146,13 +146,13 @@ class Net(Transformer):
         """Logits [b, T, V] of tokens [b, T]."""
         x = self.embedding[tokens] + self.position[: tokens.shape[1]]
         for block in self.blocks:
-            # Reentrant, since what it keeps while it runs a block again passes through the same hooks.
+            # Reentrant, so that the tensors it keeps while it reruns a block pass through the same hooks.
             x = checkpoint(block, x, use_reentrant=True, preserve_rng_state=False) if self.checkpointing else block(x)
         return F.linear(norm(x), self.embedding)
 
 
 def rounding(seed: int, length: int, microbatches: Sequence[Batch]) -> Tolerance:
-    """How far two ways to cut these microbatches may be apart in the gradient of that net.
+    """How far apart the gradients of that net may be for two ways to cut these microbatches.
 
     >>> from labkit.corpus import batch
     >>> rounding(0, 8, [batch(0, 2, 8)]).value < 1e-11

@@ -1,4 +1,4 @@
-"""What is left of an average's noise: the gradient of a batch, draw by draw, and the noise scale."""
+"""The noise that an average leaves: the gradient of a batch, draw by draw, and the noise scale."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labkit.declare import Range, quantity
 from labkit.errors import LabError
 
 NORMAL = 1.96  # two-sided 95 % of a normal distribution
-RESAMPLED = 1000  # times that the bootstrap draws the steps anew
+RESAMPLED = 1000  # times that the bootstrap redraws the steps
 
 Noise = Annotated[float, Range(0.1, 8, log=True, help="σ, standard deviation of the targets' noise")]
 
@@ -103,14 +103,14 @@ def closed(away: Tensor, noise: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What two batch sizes say about the gradient and its noise."""
+    """Estimates of the gradient and its noise from two batch sizes."""
 
     squared_norm: float = quantity("estimate of ‖G‖²; may be negative by chance")
     trace: float = quantity("estimate of tr Σ")
 
     @property
     def noise_scale(self) -> float:
-        """The noise scale tr Σ / ‖G‖² in examples; ∞ where nothing of the gradient is seen."""
+        """The noise scale tr Σ / ‖G‖² in examples; ∞ where no gradient can be detected."""
         return self.trace / self.squared_norm if self.squared_norm > 0 else math.inf
 
 
@@ -214,8 +214,8 @@ def interval(pairs: Tensor, small: int, big: int, generator: torch.Generator) ->
     >>> interval(pairs, 4, 16, torch.Generator())
     (16.0, 16.0)
 
-    The percentile bootstrap (Efron 1979): the steps are drawn anew with replacement, and again, and the middle 95 %
-    of the estimates are kept.
+    The percentile bootstrap (Efron 1979): the steps are drawn again and again with replacement, and the interval
+    holds the middle 95 % of the estimates.
     """
     rows = torch.randint(len(pairs), (RESAMPLED, len(pairs)), generator=generator)
     means: Sequence[tuple[float, float]] = pairs[rows].mean(1).tolist()

@@ -1,4 +1,4 @@
-"""Trainings to one target by many batch sizes and learning rates: steps, samples, and the best learning rate."""
+"""Training runs to one target at many batch sizes and learning rates: steps, samples, and the best learning rate."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from labkit.cached_runs import remembered
+from labkit.cached_runs import cache_runs
 from labkit.cadence.stepping import Seed
 from labkit.cadence.translation import CURVATURE, DIRECTIONS, TRUE
 from labkit.declare import Choice, Range, quantity
 from labkit.noise import Noise
 
-RATES = 2.0 ** torch.arange(-8, 9.5, 0.5, dtype=torch.float64)  # every learning rate that is tried
+RATES = 2.0 ** torch.arange(-8, 9.5, 0.5, dtype=torch.float64)  # all learning rates tried
 LIMIT = 30_000  # optimizer steps after which a race is given up
 CHUNK = 4096  # examples of one seed that are drawn at once
 MARGIN = 0.1  # a learning rate is as good as the best if it takes at most so many more steps
@@ -49,9 +49,9 @@ Seeds = Annotated[int, Range(4, 32, unit="seeds", help="trainings at each learni
 Largest = Annotated[int, Range(128, 512, log=True, unit="examples", help="the largest batch")]
 
 
-@remembered
+@cache_runs
 def race(batch: int, optimizer: str, noise: float, target: float, seeds: int, seed: int) -> Iterator[Tensor]:
-    """Optimizer steps to the target at each learning rate, ∞ where it is not there yet, [seeds, 35].
+    """Optimizer steps to the target at each learning rate, ∞ while it has not been reached, [seeds, 35].
 
     >>> *_, steps = race(64, "SGD", 1.0, 4.0, seeds=4, seed=0)
     >>> steps.shape, int(steps.mean(0).min())
@@ -93,9 +93,9 @@ def examples(generators: list[torch.Generator], batch: int, noise: float) -> Ite
 def races(
     sizes: list[int], optimizer: str, noise: float, target: float, seeds: int, seed: int
 ) -> Iterator[tuple[list[Tensor], float]]:
-    """A race for each batch size: the steps of those that are over, each [seeds, 35], and the share of the work done.
+    """A race for each batch size: the steps of finished races, each [seeds, 35], and the share of the work done.
 
-    How long a race takes is known at its end only: until then it counts for 1/9, 2/10, 3/11, … of itself.
+    The length of a race is known only at its end: until then it counts as 1/9, 2/10, 3/11, … done.
     """
     over: list[Tensor] = []
     for size in sizes:
@@ -164,7 +164,7 @@ def batches(
     seeds: Seeds = 32,
     seed: Seed = 0,
 ) -> Iterator[Batches]:
-    """Trainings to one target loss with batches of 1, 2, 4, …, each at every learning rate.
+    """Training runs to one target loss with batches of 1, 2, 4, …, each at every learning rate.
 
     >>> *_, last = batches(noise=1.0, target=2.0, largest=128, seeds=4)
     >>> last.progress, [int(size) for size in last.sizes]
@@ -180,7 +180,7 @@ def batches(
 
 
 def _batches(optimizer: str, scale: float, sizes: list[int], over: list[Tensor], progress: float) -> Batches:
-    """The result so far: of every race its fastest learning rate."""
+    """The result so far: the fastest learning rate of every race."""
     columns = torch.full((5, len(sizes)), math.nan, dtype=torch.float64)
     for at, steps in enumerate(over):
         fastest = int(steps.mean(0).argmin())
@@ -235,7 +235,7 @@ def rates(
     seeds: Seeds = 32,
     seed: Seed = 0,
 ) -> Iterator[Rates]:
-    """The learning rate that reaches the target first, for the base batch and its doublings, and what two rules say.
+    """The learning rate that reaches the target first, for the base batch and its doublings, and by two rules.
 
     >>> *_, last = rates(noise=1.0, target=2.0, largest=128, seeds=4)
     >>> last.linear_holds < 64, last.measured
@@ -243,7 +243,7 @@ def rates(
 
     The rules start from the smallest learning rate that is as good as the best, for the base batch. They are:
     rate × b / base (Goyal et al. 2017, for SGD) and rate × √(b / base) (Malladi et al. 2022, for Adam). Learning
-    rates stand √2 apart. A generator of the result so far, float64.
+    rates are a factor √2 apart. A generator of the result so far, float64.
     """
     sizes = [base * 2**k for k in range(10) if base * 2**k <= largest]
     for over, progress in races(sizes, optimizer, noise, target, seeds, seed):

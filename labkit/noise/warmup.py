@@ -17,7 +17,7 @@ WIDTH = 64
 EXAMPLES = 8  # of one batch
 STEPS = 300
 NOISE = 0.1  # of a target
-UNTRAINED = 0.5  # loss of a net that always says 0
+UNTRAINED = 0.5  # loss of a net that always predicts 0
 
 
 # Warmup.
@@ -25,7 +25,7 @@ UNTRAINED = 0.5  # loss of a net that always says 0
 
 @dataclass(frozen=True, eq=False)
 class Warmup:
-    """Trainings with and without warmup, the same start and examples beside each other."""
+    """Training runs with and without warmup, from the same start and examples."""
 
     steps: Tensor = quantity("optimizer steps made, 0 … T")
     rate: Tensor = quantity("learning rate of the next step with warmup, [T + 1]")
@@ -76,7 +76,7 @@ def warmup(
 
 @dataclass(frozen=True, eq=False)
 class Decayed:
-    """What is left of a weight that gets no gradient, after the same samples at two batch sizes."""
+    """The share left of a weight that gets no gradient, after the same samples at two batch sizes."""
 
     names: tuple[str, ...] = quantity("what is scaled with the batch; the base batch first")
     left: Tensor = quantity("share of the weight that torch's AdamW leaves")
@@ -100,7 +100,7 @@ def decay(
     >>> [round(share, 2) for share in weights.forgotten.tolist()]
     [1.0, 0.06, 0.25, 1.04, 1.04]
 
-    Decoupled decay takes the share η λ of a weight at every step, whatever the gradient does (Loshchilov and Hutter
+    Decoupled decay takes the share η λ of a weight at every step, whatever the gradient (Loshchilov and Hutter
     2019), so over the same samples it is η λ / b that counts. float64.
     """
     K, eta, decay = factor, learning_rate, weight_decay
@@ -121,7 +121,7 @@ def decay(
 
 
 def left_over(rate: float, decay: float, steps: int) -> float:
-    """What torch's AdamW leaves of a weight of 1 whose gradient is 0.
+    """The share that torch's AdamW leaves of a weight of 1 whose gradient is 0.
 
     >>> round(left_over(0.1, 0.5, 2), 9)
     0.9025

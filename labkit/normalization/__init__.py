@@ -1,4 +1,4 @@
-"""BatchNorm looks at the batch: what accumulation changes there, and what helps."""
+"""BatchNorm depends on the batch: how accumulation changes it, and the remedies."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def statistics(
 
 
 def _kept(name: str, model: ConvNet, large: ConvNet) -> float:
-    """Relative error of the running statistics of all BatchNorms, NaN where there is none that updates them."""
+    """Relative error of the running statistics of all BatchNorms, NaN where none updates them."""
     if not all(type(norm) is nn.BatchNorm2d for norm in model.norms):
         return math.nan
     small, right = (torch.cat([getattr(norm, name) for norm in each.norms]) for each in (model, large))
@@ -113,7 +113,7 @@ def _kept(name: str, model: ConvNet, large: ConvNet) -> float:
 
 @dataclass(frozen=True)
 class Remedy:
-    """One way to have a normalisation and to accumulate."""
+    """One way to combine normalisation with accumulation."""
 
     name: str = quantity("what normalises")
     relative_error: float = quantity("‖g − G‖ / ‖G‖, G of the same network in one physical batch")
@@ -147,13 +147,13 @@ def remedies(
     depth: Depth = 2,
     seed: Seed = 0,
 ) -> Remedies:
-    """What helps against microbatch statistics: the gradient of K microbatches against that of one batch.
+    """Remedies for microbatch statistics: the gradient of K microbatches against that of one batch.
 
     >>> [row.name for row in remedies().rows if row.equal]
     ['synchronised', 'frozen', 'group', 'layer']
 
-    Each against the same network in one physical batch. Statistics held constant give every image the right output
-    and still another gradient. float64. Raises LabError for more microbatches than images.
+    Each against the same network in one physical batch. Statistics held constant give every image the correct
+    output and still a different gradient. float64. Raises LabError for more microbatches than images.
     """
     microbatches = split(*grouped(seed, images, composition), accumulation_steps)
     nets = {norm: ConvNet(seed, norm, depth) for norm in NORMS}

@@ -1,4 +1,4 @@
-"""Random numbers and who meets them: a small net with dropout, random changes of images, and streams to draw from."""
+"""Random numbers by microbatch or by image: a small net with dropout, image augmentation, and their streams."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Net(nn.Module):
 
 
 def drawn(counts: Sequence[int], widths: Sequence[int], seed: int) -> Tensor:
-    """Uniform numbers [B, Σ widths] from one stream, in the order in which microbatches of these sizes ask.
+    """Uniform numbers [B, Σ widths] from one stream, in the order in which microbatches of these sizes draw them.
 
     >>> drawn([2], [1, 1], 0).flatten()[[0, 2, 1, 3]].equal(drawn([4], [1], 0).flatten())
     True
 
-    A forward asks layer by layer, for all its images at once: another partition, other numbers for an image.
+    A forward draws layer by layer, for all its images at once: another partition gives an image other numbers.
     """
     generator = torch.Generator().manual_seed(seed)
     rows = [[torch.rand(b, width, generator=generator, dtype=torch.float64) for width in widths] for b in counts]
@@ -59,7 +59,7 @@ def drawn(counts: Sequence[int], widths: Sequence[int], seed: int) -> Tensor:
 
 
 def keyed(images: int, widths: Sequence[int], seed: int) -> Tensor:
-    """The same from a stream of each image's own, keyed by its index: no partition changes them."""
+    """The same from one stream per image, keyed by its index: no partition changes them."""
     return torch.cat([drawn([1], widths, 10_000 * (index + 1) + seed) for index in range(images)])
 
 
@@ -86,7 +86,7 @@ def augmented(images: Tensor, changes: Tensor) -> Tensor:
 
 
 def contributions(net: Net, images: Tensor, labels: Tensor, masks: Tensor, sizes: list[int]) -> Tensor:
-    """What each microbatch adds to the gradient of the mean loss, [K, P]."""
+    """The contribution of each microbatch to the gradient of the mean loss, [K, P]."""
     rows = []
     for x, y, mask in zip(images.split(sizes), labels.split(sizes), masks.split(sizes), strict=True):
         loss = F.cross_entropy(net(x, mask), y, reduction="sum") / len(labels)

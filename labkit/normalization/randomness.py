@@ -1,4 +1,4 @@
-"""Random layers, random images and recomputation: what shall be equal when the batch is cut another way."""
+"""Random layers, random images and recomputation: what should stay equal when the batch is cut differently."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from labkit.wording import percent
 
 
 def redrawn(model: nn.Module, microbatches: Microbatches) -> None:
-    """Every forward draws its dropout masks anew, in the order in which the microbatches come."""
+    """Every forward draws new dropout masks, in the order of the microbatches."""
     B = sum(len(labels) for _, labels in microbatches)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -47,7 +47,7 @@ def redrawn(model: nn.Module, microbatches: Microbatches) -> None:
 
 @dataclass(frozen=True)
 class Setting:
-    """A net, B images with labels, the sizes of K microbatches, and the chance of what is random."""
+    """A net, B images with labels, the sizes of K microbatches, and the probability of each random change."""
 
     net: Net
     images: Tensor
@@ -58,7 +58,7 @@ class Setting:
     aligned: bool
 
     def numbers(self, widths: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The uniform numbers that one batch meets, and those that its microbatches meet."""
+        """The uniform numbers of one batch, and those of its microbatches."""
         B = len(self.labels)
         if self.aligned:
             return keyed(B, widths, self.seed), keyed(B, widths, self.seed)
@@ -69,7 +69,7 @@ Met = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def by_dropout(s: Setting) -> Met:
-    """Masks of one batch and of its microbatches; what each microbatch adds to the gradient; and the right one."""
+    """Masks of one batch and of its microbatches; the contribution of each microbatch; and the correct gradient."""
     one, parts = (dropout(numbers, s.probability) for numbers in s.numbers(UNITS))
     gradients = contributions(s.net, s.images, s.labels, parts, s.sizes)
     right = contributions(s.net, s.images, s.labels, one, [len(one)])
@@ -77,7 +77,7 @@ def by_dropout(s: Setting) -> Met:
 
 
 def by_augmentation(s: Setting) -> Met:
-    """The same for random images: what was done to each."""
+    """The same for random images, with the changes to each in place of masks."""
     one, parts = (augmentation(numbers, s.probability) for numbers in s.numbers([1] * 5))
     whole = torch.ones(len(one), sum(UNITS))
     gradients = contributions(s.net, augmented(s.images, parts), s.labels, whole, s.sizes)
@@ -115,7 +115,7 @@ SOURCES: dict[str, Callable[[Setting], Met]] = {
 
 @dataclass(frozen=True, eq=False)
 class Randomness:
-    """K microbatches beside one batch, from the same seed: which random numbers each image met."""
+    """K microbatches beside one batch, from the same seed: the random numbers of each image."""
 
     source: str = quantity("what is random")
     aligned: bool = quantity("whether the numbers belong to the image, or recomputation restores the stream")
@@ -151,7 +151,7 @@ def randomness(
     >>> randomness().equal, randomness(aligned=True).equal
     (False, True)
 
-    For recomputation the right gradient is that of the forward that ran, and the masks are torch's own, in
+    For recomputation the correct gradient is that of the forward that ran, and the masks are torch's own, in
     torch.utils.checkpoint. float64. Raises LabError for more microbatches than images.
     """
     x, y = draw(seed, images)
@@ -162,14 +162,14 @@ def randomness(
     return Randomness(source, aligned, one, parts, differ, distance(gradients.sum(0), right), bound)
 
 
-# What shall be equal?
+# What should be equal?
 
 IMAGES = 24
 
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """How far the accumulated gradient is from the right one, both averaged over more and more draws."""
+    """How far the accumulated gradient is from the correct one, both averaged over more and more draws."""
 
     source: str = quantity("what is random")
     draws: Tensor = quantity("draws averaged over, doubling", "draws")
@@ -189,7 +189,7 @@ class Targets:
 
     @property
     def falls(self) -> bool:
-        """Whether what the last point has beyond chance, difference² − expected², is less than expected²."""
+        """Whether the excess of the last point over chance, difference² − expected², is less than expected²."""
         if self.measured < 2:
             return False
         at = self.measured - 1
@@ -223,7 +223,7 @@ def targets(
     draws: Annotated[int, Range(16, 512, log=True, unit="draws", help="draws to average over")] = 128,
     seed: Seed = 0,
 ) -> Iterator[Targets]:
-    """What shall be equal: the function, or its distribution? The accumulated and the right gradient, averaged.
+    """What should be equal: the function, or its distribution? The accumulated and the correct gradient, averaged.
 
     >>> *_, last = targets(draws=64)
     >>> last.falls, last.done
@@ -247,7 +247,7 @@ def targets(
 
 
 def masks_anew(K: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Accumulated and right gradient under dropout of one half, another seed each time."""
+    """Accumulated and correct gradient under dropout of one half, another seed each time."""
     x, y = draw(seed, IMAGES)
     net, sizes = Net(seed), [len(labels) for _, labels in split(x, y, K)]
     for number in itertools.count(1):
@@ -256,7 +256,7 @@ def masks_anew(K: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def partitions(K: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Accumulated and right gradient of a ConvNet with BatchNorm, the images in another random order each time."""
+    """Accumulated and correct gradient of a ConvNet with BatchNorm, the images in another random order each time."""
     x, y = draw(seed, IMAGES)
     model, generator = ConvNet(seed), torch.Generator().manual_seed(seed)
     right = run(one_batch, model, [(x, y)]).gradient

@@ -1,4 +1,4 @@
-"""What a BatchNorm keeps, and what it is given: running statistics, the variance of small groups, and padding."""
+"""The state and the inputs of a BatchNorm: running statistics, the variance of small groups, and padding."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def variances(rows: Tensor, size: int, correction: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Padding:
-    """Sequences of unequal length in microbatches, each padded to the longest of its own."""
+    """Sequences of unequal length in microbatches, each padded to its longest."""
 
     lengths: Tensor = quantity("tokens of each sequence", "tokens")
     microbatch: Tensor = quantity("which microbatch each sequence stands in")
@@ -195,7 +195,7 @@ def padding(
     shortest: Annotated[int, Range(1, LONGEST, unit="tokens", help="shortest length drawn; at 32 all are equal")] = 4,
     seed: Annotated[int, Range(0, 9999, help="draws the lengths and the values")] = 0,
 ) -> Padding:
-    """Regrouping changes the padding, and with it what a normalisation sees that counts it.
+    """Regrouping changes the padding, and with it the statistics of a normalisation that counts padding.
 
     >>> share = padding(composition="sorted")
     >>> share.total_share < share.one_batch_share, share.one_batch_mean < share.true_mean

@@ -42,12 +42,12 @@ def own(means: Tensor, variances: Tensor, counts: Tensor) -> tuple[Tensor, Tenso
 
 
 def rank_means(means: Tensor, variances: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """All by the same, as if every part had equally many images."""
+    """All parts by the same statistics, as if every part had equally many images."""
     return weighted(means, variances, torch.ones_like(counts))
 
 
 def weighted(means: Tensor, variances: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """All by those of all images."""
+    """All parts by the statistics of all images."""
     mean, variance = pooled(means, variances, counts)
     return mean.expand_as(means), variance.expand_as(variances)
 
@@ -60,7 +60,7 @@ Method = Annotated[
 
 
 def lockstep(model: ConvNet, parts: Sequence[Tensor], share: Share) -> Tensor:
-    """Logits of all parts: they meet at every normalisation, where `share` makes the statistics of each."""
+    """Logits of all parts, in step at every normalisation, where `share` computes the statistics of each."""
     counts = torch.tensor([len(x) for x in parts])
     for at, norm in enumerate(model.norms):
         parts = [model.convolve(at, x) for x in parts]
@@ -71,7 +71,7 @@ def lockstep(model: ConvNet, parts: Sequence[Tensor], share: Share) -> Tensor:
 
 
 def normalised(norm: Any, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """What a BatchNorm makes of x [b, C, h, w] with the statistics [C] given; gradient flows through them."""
+    """The output of a BatchNorm for x [b, C, h, w] with these statistics [C]; gradient flows through them."""
     bias: Tensor = norm.bias
     scale: Tensor = norm.weight / (variance + norm.eps).sqrt()
     return (x - mean[:, None, None]) * scale[:, None, None] + bias[:, None, None]
@@ -104,7 +104,7 @@ def one_batch(model: nn.Module, microbatches: Microbatches) -> None:
 
 
 def in_lockstep(model: ConvNet, microbatches: Microbatches, share: Share = weighted) -> None:
-    """All microbatches walk through the layers together, and all are in memory until the backward."""
+    """All microbatches pass the layers together, and all stay in memory until the backward."""
     images, labels = zip(*microbatches, strict=True)
     logits = lockstep(model, images, share)
     loss = F.cross_entropy(logits, torch.cat(labels), reduction="sum") / len(logits)
@@ -113,7 +113,7 @@ def in_lockstep(model: ConvNet, microbatches: Microbatches, share: Share = weigh
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What one loop left behind."""
+    """The result of one loop."""
 
     gradient: Tensor
     parts: Tensor
@@ -121,7 +121,7 @@ class Run:
 
 
 def run(loop: Callable[..., None], model: nn.Module, microbatches: Microbatches) -> Run:
-    """Run a loop from clear gradients; `parts`, [K, P], is what each forward and its backward added, logits [B, 6]."""
+    """Run a loop from clear gradients; `parts`, [K, P], are the contributions of each backward; logits [B, 6]."""
     before: list[Tensor] = []
     logits: list[Tensor] = []
     hooks = (

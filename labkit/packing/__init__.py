@@ -1,4 +1,4 @@
-"""Packing: documents of real lengths in one row, what it saves, and what must keep them apart there."""
+"""Packing: documents of real lengths in one row, what that saves, and how they must be kept apart."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ HEURISTICS: dict[str, tuple[Callable[[list[int], list[int]], int | None], bool]]
 
 
 def packed(lengths: Sequence[int], row: int, heuristic: str = "best-fit decreasing") -> list[list[int]]:
-    """Which documents each row holds: one after the other, each into a row that has room for the whole of it.
+    """Which documents each row holds: one after the other, each into a row with room for all of it.
 
     >>> packed([5, 3, 4, 2, 2], row=8)
     [[0, 1], [2, 3, 4]]
@@ -200,7 +200,7 @@ class Boundary:
 
     lengths: tuple[int, ...] = quantity("tokens of each document", "tokens")
     loss: float = quantity("mean loss of the documents one by one", "nat per token")
-    ways: tuple[Labelled, ...] = quantity("what each way to label does")
+    ways: tuple[Labelled, ...] = quantity("the result of each way to label")
     tolerance: Tolerance = quantity("relative error that rounding alone explains")
 
 

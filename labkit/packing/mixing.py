@@ -1,4 +1,4 @@
-"""Mixture and order: which text a step is made of, and in which order the steps come."""
+"""Mixture and order: the kinds of text in a step, and the order of the steps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def domain(name: str) -> tuple[str, ...]:
     [True, True, True]
 
     code: functions without their docstrings; help: the topics of the language reference that `help()` shows.
-    Raises LabError where this Python came without them.
+    Raises LabError if this Python was installed without them.
     """
     texts = (text.encode("ascii", "replace").decode() for text in SOURCES[name]())
     documents = tuple(text for text in texts if len(text) >= corpus.SHORTEST)
@@ -70,7 +70,7 @@ SOURCES: dict[str, Callable[[], Iterable[str]]] = {
 
 
 def by_documents(model: Transformer, batches: list[Batch], share: float) -> Tensor:
-    """The usual mean over all tokens: how many documents came of each kind says nothing of their tokens."""
+    """The usual mean over all tokens: the numbers of documents do not determine the numbers of tokens."""
     N = sum(valid_tokens(labels) for _, labels in batches)
     first, second = (next_token_loss(model, tokens, labels, "sum") for tokens, labels in batches)
     return (first + second) / N
@@ -107,7 +107,7 @@ class Mixture:
     documents: tuple[int, int] = quantity("documents of each in the batch", "documents")
     tokens: tuple[int, int] = quantity("targets of each in the batch", "tokens")
     wanted: float = quantity("share of the first, as the mixture says")
-    ways: tuple[Mixed, ...] = quantity("what each way to count makes of it")
+    ways: tuple[Mixed, ...] = quantity("the result of each way to count")
     shares: Tensor = quantity("shares of the first, from 0 to 1")
     cosines: Tensor = quantity("cosine with the gradient of each kind, at these shares, [2, shares]")
 
@@ -127,7 +127,7 @@ def mixture(
     [('by tokens', False), ('by documents', True)]
 
     One batch with the share of its documents, rounded, at least one of each kind. The curves are exact: a gradient
-    is linear in the weights. Raises LabError where this Python came without its texts.
+    is linear in the weights. Raises LabError if this Python was installed without its texts.
     """
     names = texts.split(" + ")
     of_first = min(max(1, round(share * documents)), documents - 1)
@@ -170,12 +170,12 @@ def _batch(name: str, count: int, length: int, seed: int) -> Batch:
 
 
 def token_mean(model: Transformer, tokens: Tensor, labels: Tensor, usual: float) -> Tensor:
-    """A batch's own mean: what a document weighs depends on its company."""
+    """A batch's own mean: the weight of a document depends on the rest of its batch."""
     return next_token_loss(model, tokens, labels, "mean")
 
 
 def fixed_mean(model: Transformer, tokens: Tensor, labels: Tensor, usual: float) -> Tensor:
-    """Divided by the tokens that a batch usually has: a document weighs the same wherever it stands."""
+    """Divided by the tokens that a batch usually has: a document has the same weight in any batch."""
     return next_token_loss(model, tokens, labels, "sum") / usual
 
 
@@ -235,7 +235,7 @@ def order(
     >>> epochs.step_error > 0.5, 0.01 < epochs.end < 0.5
     (True, True)
 
-    float64. Where every document weighs the same, all that differs is of second order in η: for two steps a, b the
+    float64. Where every document weighs the same, the difference is of second order in η: for two steps a, b the
     weights differ by η² (H_b g_a − H_a g_b), to lowest order (expand the second step's gradient at the first weights).
     """
     data = corpus.batch(seed, examples)

@@ -1,4 +1,4 @@
-"""A row of several documents: where a token stands, what it may look at, what it shall predict, and who reads it."""
+"""A row of several documents: positions, masks, labels, and the model that reads it."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ def document_of(lengths: Sequence[int]) -> Tensor:
 
 
 def block_causal(lengths: Sequence[int]) -> Tensor:
-    """A token looks at its own document, and there at itself and what came before.
+    """A token attends to itself and to earlier tokens of its own document.
 
     >>> block_causal([2, 1]).int()
     tensor([[1, 0, 0],
             [1, 1, 0],
             [0, 0, 1]], dtype=torch.int32)
 
-    Shape: [T, T], bool; row: who looks, column: at whom.
+    Shape: [T, T], bool; row: the token that attends, column: the token attended to.
     """
     document, at = document_of(lengths), torch.arange(sum(lengths))
     return (document[:, None] == document) & (at[:, None] >= at)
 
 
 def plain_causal(lengths: Sequence[int]) -> Tensor:
-    """A token looks at all that stands before it in the row, whosever it is."""
+    """A token attends to every earlier token of the row, whatever its document."""
     at = torch.arange(sum(lengths))
     return at[:, None] >= at
 
 
 def block_both_ways(lengths: Sequence[int]) -> Tensor:
-    """A token looks at all of its own document, at the targets that it shall predict too."""
+    """A token attends to all of its own document, including the targets it must predict."""
     document = document_of(lengths)
     return document[:, None] == document
 
@@ -76,7 +76,7 @@ MASKS: dict[str, Callable[[Sequence[int]], Tensor]] = {
 
 
 def apart(tokens: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Labels beside their tokens: the first token of a document is nobody's target.
+    """Labels beside their tokens: the first token of a document is never a target.
 
     >>> apart(torch.tensor([7, 8, 9, 5, 6]), [3, 2])
     tensor([-100,    8,    9, -100,    6])
@@ -85,12 +85,12 @@ def apart(tokens: Tensor, lengths: Sequence[int]) -> Tensor:
 
 
 def across(tokens: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Every token is a target: the last of a document shall predict the first of the next."""
+    """Every token is a target: the last of a document must predict the first of the next."""
     return tokens.clone()
 
 
 def wrong_end(tokens: Tensor, lengths: Sequence[int]) -> Tensor:
-    """The last token of each document is ignored: it forgets that the loss shifts the labels."""
+    """The last token of each document is ignored, forgetting that the loss shifts the labels."""
     return tokens.masked_fill(positions_of(lengths).roll(-1) == 0, IGNORE)
 
 
@@ -146,7 +146,7 @@ class Layer(nn.Module):
 
 
 class Reader(nn.Module):
-    """A language model that is told where every token stands, and what it may look at.
+    """A language model that takes every token's position and an attention mask.
 
     >>> model = Reader(seed=0)
     >>> x = model.embedding[torch.tensor([7, 8, 9])]
@@ -165,7 +165,7 @@ class Reader(nn.Module):
         draw(self, seed)
 
     def forward(self, x: Tensor, positions: Tensor, may_look: Tensor) -> Tensor:
-        """Logits [..., T, V] of embedded tokens [..., T, width], positions [T], and who may look at whom [T, T]."""
+        """Logits [..., T, V] of embedded tokens [..., T, width], positions [T], and attention mask [T, T]."""
         if self.position is not None:
             x = x + self.position[positions]
         for layer in self.layers:
@@ -190,7 +190,7 @@ def summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Alone:
-    """The documents one by one, each in a row of its own: what a packed row must equal."""
+    """The documents one by one, each in its own row: a packed row must equal this."""
 
     logits: Tensor
     losses: tuple[float, ...]
@@ -209,7 +209,7 @@ class Alone:
 
 
 def one_by_one(model: Reader, documents: Sequence[Tensor]) -> Alone:
-    """Each document in a forward of its own, with plain causal attention and positions from 0."""
+    """Each document in its own forward, with plain causal attention and positions from 0."""
     logits = [model(model.embedding[text], torch.arange(len(text)), plain_causal([len(text)])) for text in documents]
     losses = [summed_loss(each, text) for each, text in zip(logits, documents, strict=True)]
     gradients = torch.stack([gradient_of(model, loss) for loss in losses])

@@ -50,7 +50,7 @@ def losses(
     schedule: Schedule = "GPipe",
     seed: Seed = 0,
 ) -> Weighed:
-    """One step of a real pipeline, a process for each rank; the weight that each microbatch got in the gradient.
+    """One step of a real pipeline, a process for each rank; the weight of each microbatch in the gradient.
 
     >>> step = losses(loss="sum / N")  # divided by N, and then by M = 4
     >>> [round(weight, 9) for weight in step.weights.tolist()], round(step.relative_error, 9)
@@ -90,7 +90,7 @@ def weights(loss: str, counts: Tensor) -> Tensor:
 def weighed(
     loss: str, scale_grads: bool, g: Tensor, S: Tensor, counts: Tensor, predicted: Tensor, roundings: int
 ) -> Weighed:
-    """A gradient found [P] beside the right one, Σ S_m / N, and the weights of the S_m [M, P] that it is made of."""
+    """A gradient g [P] beside the correct one, Σ S_m / N, and the weights of the S_m [M, P] that it is made of."""
     N, right = counts.sum(), S.sum(0) / counts.sum()
     fitted = fit(g, S)
     return Weighed(
@@ -137,7 +137,7 @@ def ways(
     schedule: Schedule = "GPipe",
     seed: Seed = 0,
 ) -> Ways:
-    """Every loss with scale_grads on and off, each in a pipeline step of its own.
+    """Every loss with scale_grads on and off, each in its own pipeline step.
 
     >>> [(way.loss, way.scale_grads) for way in ways().ways if way.right]
     [('sum / N', False)]

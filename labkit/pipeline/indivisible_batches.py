@@ -24,7 +24,7 @@ Treatment = Annotated[str, Choice(WAYS, help="handed over, checked before anythi
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one batch, or two, in a pipeline whose microbatches shall all have one shape."""
+    """The outcome of one batch, or two, in a pipeline whose microbatches must all have one shape."""
 
     rows: int = quantity("rows of the first batch", "rows")
     tail: int = quantity("rows of the second batch in the same schedule; 0: none", "rows")
@@ -59,8 +59,8 @@ def indivisible(
     >>> outcome.ignored, outcome.right
     (1, True)
 
-    The loss is sum / N without scale_grads. "as it is": what the library does; where it fails, the ranks are ended.
-    "refused": LabError before any rank hears of it. "padded": ignored rows are added, until all microbatches have the
+    The loss is sum / N without scale_grads. "as it is": what the library does; if it fails, the ranks are ended.
+    "refused": LabError before any rank starts. "padded": ignored rows are added, until all microbatches have the
     same shape. Under torchrun, which ends with a rank that fails, try only these two.
     """
     admit(schedule, ranks, microbatches)
@@ -93,12 +93,12 @@ def attempted(
     try:
         return piped(batches, ranks, microbatches, schedule, "sum / N", False, seed), ""
     except LabError as error:
-        complaint = str(error).partition(": try ")[0]  # the same again would end the same
+        complaint = str(error).partition(": try ")[0]  # trying again would fail the same way
         return [], " ".join(complaint.split())
 
 
 def reference(ranks: int, seed: int, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tolerance]:
-    """The full batch's gradient, Σ S / N over its rows, and what rounding may do to it."""
+    """The full-batch gradient, Σ S / N over its rows, and its tolerance."""
     whole, N = model(ranks, seed), int((targets != IGNORE).sum())
     S = sums(whole, tokens, targets)
     return S.sum(0) / N, tolerance(S, count=N, depth=depth(whole), dtype=S.dtype)

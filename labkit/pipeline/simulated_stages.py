@@ -37,14 +37,14 @@ class Sleep(torch.autograd.Function):
 
 
 class Held:
-    """A tensor that autograd keeps for backward, in a box of which it can be asked whether it is still there."""
+    """A tensor that autograd keeps for backward, in a box that can be referenced weakly."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
 
 
 class Sleeper(nn.Module):
-    """A stage that sleeps, writes down when, and counts the microbatches whose input is still kept.
+    """A stage that sleeps, records when, and counts the microbatches whose input is still kept.
 
     >>> stage = Sleeper()
     >>> y = stage(torch.zeros(1)); stage.most, len(stage.held)
@@ -60,7 +60,7 @@ class Sleeper(nn.Module):
         self.clear()
 
     def clear(self) -> None:
-        """Forget what was seen."""
+        """Clear the record."""
         self.held: WeakSet[Held] = WeakSet()
         self.most = 0
         self.times: Times = []

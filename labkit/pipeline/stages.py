@@ -1,4 +1,4 @@
-"""The stages of a pipeline: a small language model in parts, and what a rank does with the parts that it holds."""
+"""The stages of a pipeline: a small language model in parts, and the work of a rank with the parts it holds."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def chunks(schedule: str) -> int:
 
 
 def built(schedule: str, parts: Sequence[nn.Module], rank: int, world: int, microbatches: int, **options: Any) -> Any:
-    """The library's schedule over this rank's stages: stage s of them all is held by rank s % world."""
+    """The library's schedule over this rank's stages: stage s of all is held by rank s % world."""
     from torch.distributed import pipelining  # two seconds and 75 MB, which only ranks need
 
     kinds = {"GPipe": pipelining.ScheduleGPipe, "1F1B": pipelining.Schedule1F1B}
@@ -184,7 +184,7 @@ def built(schedule: str, parts: Sequence[nn.Module], rank: int, world: int, micr
 
 
 def step(pipeline: Any, rank: int, world: int, inputs: Tensor, targets: Tensor, **loss_kwargs: Any) -> None:
-    """One step of the whole pipeline, as every rank takes part in it: inputs go in first, targets are met last."""
+    """One rank's part of a step of the whole pipeline: inputs enter at the first rank, targets at the last."""
     if rank == 0:
         pipeline.step(inputs, return_outputs=False)
     elif rank == world - 1:

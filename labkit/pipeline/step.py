@@ -1,4 +1,4 @@
-"""One pipeline step in the ranks' processes, brought back; and the gradients that it is judged by, of this process."""
+"""One pipeline step in the ranks' processes, and the reference gradients computed in this process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def piped(
 
 
 def sums(whole: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
-    """The gradient of the summed loss of every row by itself, [rows, P]: no pipeline, one process.
+    """The gradient of the summed loss of each row alone, [rows, P]: no pipeline, one process.
 
     >>> from labkit.pipeline.stages import data, model
     >>> sums(model(2, seed=0), *data(3, seed=0)).shape

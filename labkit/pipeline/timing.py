@@ -1,4 +1,4 @@
-"""Time in a pipeline: the order in which ranks work, the bubble that it leaves, modelled and measured."""
+"""Time in a pipeline: the order in which ranks work and the bubble it leaves, modelled and measured."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def bubble(stages: int, microbatches: int) -> float:
 
 
 def order(schedule: str, rank: int, ranks: int, microbatches: int) -> list[Action]:
-    """What a rank does, one thing after the other.
+    """The actions of a rank, in order.
 
     >>> order("1F1B", 1, 2, 2)
     [('forward', 1, 0), ('backward', 1, 0), ('forward', 1, 1), ('backward', 1, 1)]
@@ -76,7 +76,7 @@ class Work:
 
 
 def played(orders: Sequence[list[Action]], forward: float, backward: float) -> list[Work]:
-    """Every action as soon as its rank is free and what it needs is there, modelled.
+    """Every action, as soon as its rank is free and its input is there, modelled.
 
     >>> played([[("forward", 0, 0), ("backward", 0, 0)]], 1.0, 2.0)[1].end
     3.0
@@ -101,7 +101,7 @@ def played(orders: Sequence[list[Action]], forward: float, backward: float) -> l
 
 
 def _ready(action: Action, last: int, ends: dict[Action, float]) -> float | None:
-    """When the input of an action is there, None where nobody has made it yet."""
+    """When the input of an action is there, None while it has not been made."""
     kind, stage, m = action
     if kind == "forward":
         return 0.0 if stage == 0 else ends.get(("forward", stage - 1, m))
@@ -177,7 +177,7 @@ def timeline(
 
 
 def sleeping(schedule: str, ranks: int, microbatches: int, forward: float, backward: float) -> list[Any]:
-    """A real step whose stages sleep so many ms: for every rank, what each of its stages wrote down."""
+    """A real step whose stages sleep so many ms: for every rank, the record of each of its stages."""
     return workers.run(
         "labkit.pipeline.simulated_stages:slept",
         ranks,
@@ -189,7 +189,7 @@ def sleeping(schedule: str, ranks: int, microbatches: int, forward: float, backw
 
 
 def works(reports: Sequence[Sequence[Any]]) -> Iterator[Work]:
-    """What the stages of all ranks wrote down, in ms from the first begin."""
+    """The records of all stages on all ranks, in ms from the first begin."""
     start = min(begin for parts in reports for _, times in parts for _, begin, _ in times)
     for rank, parts in enumerate(reports):
         for at, (_, times) in enumerate(parts):
@@ -198,7 +198,7 @@ def works(reports: Sequence[Sequence[Any]]) -> Iterator[Work]:
 
 
 def numbered(times: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    """Each pass of a stage with its microbatch: they come in order, forward and backward each by itself.
+    """Each pass of a stage with its microbatch: they come in order, forward and backward separately.
 
     >>> [m for m, _ in numbered([("forward", 0, 1), ("forward", 1, 2), ("backward", 2, 3)])]
     [0, 1, 0]

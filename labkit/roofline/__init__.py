@@ -79,7 +79,7 @@ def ceiling(
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One matmul (b × d)·(d × d): what the roofline says of it and what was measured."""
+    """One matmul (b × d)·(d × d), as modelled by the roofline and as measured."""
 
     microbatch: int = quantity("rows b")
     intensity: float = quantity("2bd² FLOP over itemsize · (2bd + d²) bytes, modelled", "FLOP/byte")
@@ -106,12 +106,12 @@ class Sweep:
 
 
 def bound(time_math: float, time_memory: float, measured: float) -> str:
-    """What a measured time is bound by, given both modelled ones, all in the same unit.
+    """The bound of a measured time, given both modelled ones, all in the same unit.
 
     >>> bound(1, 3, 4), bound(3, 1, 4), bound(1, 3, 40)
     ('memory-bound', 'compute-bound', 'overhead-bound')
 
-    "overhead-bound": more than 5 times T_math + T_memory, so neither explains it (calls, threads, cold starts);
+    "overhead-bound": more than 5 times T_math + T_memory, so that neither explains it (calls, threads, cold starts);
     else "memory-bound" where T_memory > T_math, else "compute-bound".
     """
     if measured > OVERHEAD * (time_math + time_memory):

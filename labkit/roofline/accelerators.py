@@ -1,4 +1,4 @@
-"""Accelerators: what their makers promise, each figure with the document it stands in."""
+"""Accelerators: the figures of their makers, each with its source document."""
 
 from __future__ import annotations
 

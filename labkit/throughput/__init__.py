@@ -1,4 +1,4 @@
-"""Throughput: what a step takes at the optimizer boundary, by the size of its microbatches.
+"""Throughput: the time of a step at the optimizer boundary, by the size of its microbatches.
 
     T_step = K · (a + c · b) + T_optimizer + T_allreduce
 

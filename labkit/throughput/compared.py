@@ -1,4 +1,4 @@
-"""Two settings of a step, measured in turn: are they really faster, and in what?"""
+"""Two settings of a step, measured in turn: is the second really faster, and by which count?"""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Change:
     progress: float = quantity("share that is done")
 
     def gain(self, counts: tuple[int, int]) -> Spread:
-        """What is counted a second, after over before."""
+        """The ratio of such counts per second, after over before."""
         before, after = counts
         ratios = {name: value * after / before for name, value in vars(self.steps).items() if name != "count"}
         return Spread(**ratios, count=self.steps.count)

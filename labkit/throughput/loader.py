@@ -17,7 +17,7 @@ from labkit.device import Spread, pick
 from labkit.throughput.timing import Device, cut, interleaved, timed, trainee
 
 ITEMS = 9  # steps of one measured loop; the first is not counted
-BURST = 4  # where loading is uneven, one item in so many takes all of their time
+BURST = 4  # with uneven loading, one item in so many takes the time of all of them
 
 
 def schedule(loads: Sequence[float], compute: float, depth: int) -> list[float]:

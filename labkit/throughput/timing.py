@@ -19,7 +19,7 @@ from labkit.errors import LabError
 from labkit.nets import Transformer, next_token_loss, valid_tokens
 
 T = TypeVar("T")
-GLOBAL_BATCH = 64  # sequences of one step where no control says otherwise
+GLOBAL_BATCH = 64  # sequences of one step where no control sets them
 
 Microbatch = Annotated[int, Range(1, GLOBAL_BATCH, log=True, unit="sequences", help="b, sequences of one microbatch")]
 Repeats = Annotated[int, Range(3, 9, unit="steps", help="steps measured at each setting, in turn with the others")]
@@ -38,7 +38,7 @@ class Stopwatch:
         self.device, self.marks = device, list[Any]()
 
     def mark(self) -> None:
-        """Now; on a GPU: as soon as it has done what was asked of it so far."""
+        """Now; on a GPU: as soon as it has finished its queue so far."""
         if self.device.type != "cuda":
             self.marks.append(time.perf_counter())
             return
@@ -71,7 +71,7 @@ def step(
 
 @dataclass(frozen=True)
 class Times:
-    """What one optimizer step took."""
+    """The times of one optimizer step."""
 
     step: float = quantity("from before zero_grad to after optimizer.step", "s")
     microbatch: float = quantity("one forward and backward, mean over the step's", "s")
@@ -116,7 +116,7 @@ def cut(pair: Batch, microbatch: int, device: torch.device) -> list[Batch]:
 
 
 def interleaved(works: Sequence[Callable[[], T]], repeats: int) -> Iterator[list[list[T]]]:
-    """What each work gave so far, A B A B …, so that drift meets all of them; the first call of each only warms up.
+    """The results of each work so far, in turn A B A B …, so that drift affects all; the first call only warms up.
 
     >>> calls = itertools.count()
     >>> *_, results = interleaved([lambda: next(calls), lambda: -next(calls)], 2)

@@ -55,7 +55,7 @@ def run(
 
 
 def pool(ranks: int = 2, start: str = "", device: str = "cpu") -> Pool:
-    """The pool that is kept, replaced when another number of ranks, start method or device is asked for.
+    """The pool that is kept, replaced if another number of ranks, start method or device is asked for.
 
     >>> pool(2).ranks
     2
@@ -70,7 +70,7 @@ def pool(ranks: int = 2, start: str = "", device: str = "cpu") -> Pool:
 
 
 def warm() -> None:
-    """Begin to load torch for the ranks, in the background, where a server forks them; what fails, `run` will say.
+    """Begin to load torch for the ranks, in the background, where a server forks them; `run` will report a failure.
 
     >>> warm()
     """

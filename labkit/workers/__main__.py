@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _blames(sentence: str) -> str:
-    """The rank that a sentence names, else 0: one of them prints what all know."""
+    """The rank that a sentence names, else 0: one rank prints what all of them know."""
     match = re.match(r"rank (\d+)", sentence)
     return match[1] if match else "0"
 

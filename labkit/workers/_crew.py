@@ -1,4 +1,4 @@
-"""The processes of a pool, from their start to their end; what they say, and whose fault it was."""
+"""The processes of a pool, from start to end: their answers, and the rank at fault."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from labkit.workers import _rank, _start
 START = 180.0  # seconds that a start may take: loading torch is slow on a busy machine
 GRACE = 0.2  # seconds in which a death may still explain what another rank raised
 PATIENCE = 1.0  # the same, when it raised because a connection was lost
-WORDS = {"raised": 1, "refused": 1, "aborted": 2, "lost": 3, "died": 0}  # the least is the cause of the others
+WORDS = {"raised": 1, "refused": 1, "aborted": 2, "lost": 3, "died": 0}  # the lowest is the cause of the others
 
 
 class Fault(NamedTuple):
@@ -76,7 +76,7 @@ class Crew:
         self._answers(START)
 
     def call(self, message: bytes, seconds: float) -> list[Any]:
-        """Say the same to every rank; what each answers."""
+        """Send every rank the same message, and return their answers."""
         self.clean = False
         with self._bounded(seconds + PATIENCE):
             for rank, pipe in enumerate(self.pipes):
@@ -88,7 +88,7 @@ class Crew:
 
     @contextlib.contextmanager
     def _bounded(self, seconds: float) -> Iterator[None]:
-        """End the ranks after that time: one that is stopped takes no large message, and this thread would wait."""
+        """End the ranks after that time: a stopped one reads no large message, and this thread would wait forever."""
 
         def end() -> None:
             self._late = True
@@ -113,7 +113,7 @@ class Crew:
                 process.kill()  # it may not have joined the group yet
 
     def tidy(self) -> None:
-        """Wait for the ends of all, and remove what they leave."""
+        """Wait until all have ended, and remove what they leave."""
         with _start.held_back():
             self.kill()
             _start.dismiss(self.keeper)
@@ -140,7 +140,7 @@ class Crew:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def forget(self) -> None:
-        """Let go of what belongs to the process that this one was forked from."""
+        """Release what belongs to the process that this one was forked from."""
         for pipe in self.pipes:
             pipe.close()
         _start.forget(self.keeper)
@@ -196,7 +196,7 @@ class Crew:
         return [answers[rank] for rank in range(self.ranks)]
 
     def _ready(self, due: Iterable[int], faults: Iterable[int], seconds: float) -> list[int]:
-        """The ranks that have something to say within the time; a dead rank has its last word."""
+        """The ranks with a message within the time, the last message of a dead rank included."""
         mouths: dict[Any, int] = {self.pipes[rank]: rank for rank in due}
         deaths: dict[Any, int] = {
             self.processes[rank].sentinel: rank for rank in range(self.ranks) if rank not in faults
@@ -232,7 +232,7 @@ class Crew:
         return Fault(word, f"rank {rank} of {self.ranks} {_ended(code)}, so all were ended: try the same again")
 
     def _silence(self, ranks: list[int], seconds: float) -> Fault:
-        """Who gave no answer in time, and where they are."""
+        """The ranks that gave no answer in time, and where they are."""
         who = f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + " and ".join(map(str, ranks))
         places = {rank: self._whereabouts(rank) for rank in ranks}
         lines = "; ".join(f"rank {rank} is at {place}" for rank, (place, _) in places.items() if place)
@@ -244,7 +244,7 @@ class Crew:
         return Fault("raised", sentence, stacks)
 
     def _whereabouts(self, rank: int) -> tuple[str, str]:
-        """Where a rank is, unless it is in C code that lets no other thread speak."""
+        """Where a rank is, unless it is in C code that lets no other thread run."""
         pipe = self.pipes[rank]
         with contextlib.suppress(EOFError, OSError):
             pipe.send_bytes(_rank.WHERE)

@@ -26,13 +26,13 @@ def join(rank: int, world: int, folder: str, device: str) -> None:
 
 
 def stay_local() -> None:
-    """By its own choice gloo would listen wherever the machine's name points to, in later groups too."""
+    """Bind gloo to 127.0.0.1: by default it listens on the address of the machine's name, in later groups too."""
     if sys.platform in LOOPBACK:
         os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK[sys.platform]
 
 
 def set_device(rank: int, world: int, device: str) -> str:
-    """Choose the GPU of a rank, where one is asked for; the backend that goes with it."""
+    """Choose the GPU of a rank, if one is asked for; return the matching backend."""
     global _device
     if device == "cpu":
         return "gloo"
@@ -45,7 +45,7 @@ def set_device(rank: int, world: int, device: str) -> str:
 
 
 def call(function: Callable[..., Any], rank: int, world: int, values: dict[str, Any]) -> Any:
-    """Call the function from the same state every time, whatever an earlier one has left."""
+    """Call the function from the same state every time, whatever earlier calls left behind."""
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float32)
     torch.set_grad_enabled(True)

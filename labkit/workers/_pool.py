@@ -51,7 +51,7 @@ class Pool:
         return [process.pid or 0 for process in self._crew.processes] if self._crew else []
 
     def run(self, function: str | Callable[..., Any], *, timeout: float = 60, **values: Any) -> list[Any]:
-        """Call a function on every rank; what each returned. Whatever goes wrong, no rank of this start stays."""
+        """Call a function on every rank, and return what each returned. After a fault no rank of this start stays."""
         seconds = TIMEOUT.check("timeout", timeout, float)
         call = pack(function, values if self.device == "cpu" else {**values, "device": self.device})
         with self._lock:
@@ -80,7 +80,7 @@ class Pool:
                 crew.tidy()
 
     def _ready_crew(self) -> Crew:
-        """The ranks of the last run where all live and wait, or new ones that are still to be started."""
+        """The ranks of the last run if all are alive and waiting, else new ones that are yet to be started."""
         if self._crew is None or not self._crew.ready:
             self.close()
             if _start.inside():

@@ -46,7 +46,7 @@ def serve(rank: int, world: int, folder: str, group: int, device: str, pipe: Con
 
 
 def _give_back() -> None:
-    """Large blocks go back to the system as soon as they are freed, where C (glibc's) would keep them."""
+    """Return large blocks to the system as soon as they are freed; glibc would keep them."""
     if set_option := getattr(ctypes.CDLL(None) if os.name == "posix" else None, "mallopt", None):
         set_option(M_MMAP_THRESHOLD, 1 << 20)
 
@@ -64,7 +64,7 @@ def _mouth(pipe: Connection) -> Callable[..., None]:
 def _listen(
     pipe: Connection, calls: queue.SimpleQueue[bytes], say: Callable[..., None], folder: str, forever: bool = True
 ) -> None:
-    """Pass calls on and tell where the rank is; at the end of the notebook, however it came, nothing stays."""
+    """Pass calls on and report where the rank is; when the notebook ends, however it ends, nothing is left."""
     try:
         while forever or pipe.poll():
             message = pipe.recv_bytes()
@@ -102,11 +102,11 @@ def _call(rank: int, world: int, call: bytes) -> bytes:
 
 
 class Refused(LabError):
-    """A call that never began, so that the ranks are as good as before."""
+    """A call that never began, so that the ranks are still usable."""
 
 
 def _outcome(action: Callable[..., bytes], *arguments: Any) -> tuple[Any, ...]:
-    """What to say: done with the answer; refused, raised, or lost (the connection), with sentence and traceback."""
+    """The message: done with the answer; or refused, raised, lost (the connection), with sentence and traceback."""
     try:
         return "done", action(*arguments)
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""How ranks are started, and what watches that they end."""
+"""How ranks are started, and the keeper that makes sure they end."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def launching(method: str) -> Iterator[BaseContext]:
 
 @contextlib.contextmanager
 def cannot_start() -> Iterator[None]:
-    """Whatever the operating system refuses, as one sentence."""
+    """Turn a refusal of the operating system into one sentence."""
     try:
         yield
     except (OSError, EOFError) as error:
@@ -108,7 +108,7 @@ def cannot_start() -> Iterator[None]:
 
 @contextlib.contextmanager
 def hidden_main() -> Iterator[None]:
-    """A child would run the parent's script again, if it knew it: a notebook saved as .py has no __main__ guard."""
+    """Hide the parent's script, or a child would run it again: a notebook saved as .py has no __main__ guard."""
     main = sys.modules["__main__"]
     attributes: dict[str, Any] = {name: vars(main).pop(name) for name in ("__file__", "__spec__") if name in vars(main)}
     main.__spec__ = None
@@ -160,7 +160,7 @@ def _forget() -> None:
 
 
 def forget(each: subprocess.Popen[bytes] | None) -> None:
-    """Let go of a keeper that is another process's."""
+    """Release a keeper that belongs to another process."""
     if each is not None and each.stdin is not None:
         each.stdin.close()
         each.returncode = 0

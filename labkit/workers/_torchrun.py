@@ -22,7 +22,7 @@ def launched() -> bool:
 
 
 def run(name: str, ranks: int, timeout: float, device: str, values: dict[str, Any]) -> list[Any]:
-    """Call the function as this rank; what every rank returned, the same list on every rank."""
+    """Call the function as this rank, and return what every rank returned, the same list on every rank."""
     from labkit.workers._names import load
 
     world = int(os.environ["WORLD_SIZE"])
@@ -57,7 +57,7 @@ def _joined(device: str, seconds: float) -> Store:
 
 
 def _leave() -> None:
-    """Let gloo's threads end before the process does, which else may abort it."""
+    """Let gloo's threads end before the process does; otherwise they may abort it."""
     import torch.distributed as dist
 
     if dist.is_initialized():
@@ -76,7 +76,7 @@ def _everyone(function: Callable[..., Any], values: dict[str, Any]) -> list[Any]
 
 
 def _cause(store: Store, error: Exception, seconds: float) -> LabError:
-    """The first fault that a rank wrote down; a connection that broke or a wait in vain is only the echo of one."""
+    """The first fault recorded by a rank; a broken connection or a timeout is only its echo."""
     from labkit.workers._rank import outcome_of
 
     rank, (kind, sentence, _) = os.environ["RANK"], outcome_of(error)

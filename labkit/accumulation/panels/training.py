@@ -7,7 +7,7 @@ import math
 import torch
 
 from labkit.accumulation import training
-from labkit.cached_runs import remembered
+from labkit.cached_runs import cache_runs
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
 
@@ -21,7 +21,7 @@ class Trainings(Experiment[training.Trainings]):
     note = (
         "Measured: held-out loss per token. Thin: every seed. Thick: their mean. Same text, same weights at the start."
     )
-    run = staticmethod(remembered(training.trainings))
+    run = staticmethod(cache_runs(training.trainings))
     shown = (training.training,)
 
     def layout(self, canvas: Canvas) -> None:

@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from labkit.cached_runs import remembered
+from labkit.cached_runs import cache_runs
 from labkit.cadence import translation
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
@@ -26,7 +26,7 @@ class Translated(Experiment[translation.Translated]):
         "Measured: noisy least squares, the same samples in all trainings; lines are means over the seeds. Loss above "
         "that of the true weights, in closed form."
     )
-    run = staticmethod(remembered(translation.translated))
+    run = staticmethod(cache_runs(translation.translated))
     shown = (translation.sgd, translation.adamw, translation.training)
 
     def layout(self, canvas: Canvas) -> None:

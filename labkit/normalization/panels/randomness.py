@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.cached_runs import remembered
+from labkit.cached_runs import cache_runs
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
 from labkit.normalization import random_streams, randomness
@@ -77,7 +77,7 @@ class Targets(Experiment[randomness.Targets]):
         "Measured: accumulated and right gradient, both averaged over more and more draws. Line: what chance alone "
         "would leave, falling like one over the square root of the draws."
     )
-    run = staticmethod(remembered(randomness.targets))
+    run = staticmethod(cache_runs(randomness.targets))
 
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("draws averaged over", "difference of the averages (%)", log="xy", moving="xy")
