@@ -405,6 +405,35 @@ def test_a_factor_of_no_rule_gets_no_word(count: Callable[[Any, Any], float]) ->
     assert report.faults == ("unknown",) and "a factor that no rule gives" in report.explain()
 
 
+def sequence_means_averaged_in_each_microbatch_first(model: nn.Module) -> Callable[[list[Any]], object]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(microbatches: list[Any]) -> None:
+        for tokens, labels in microbatches:
+            losses = next_token_loss(model, tokens, labels, "none").sum(1)
+            means = losses / (labels[:, 1:] != IGNORE).sum(1)
+            (means.mean() / len(microbatches)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def decayed_by_hand_and_by_the_optimizer(model: nn.Module) -> Callable[[list[Any]], object]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
+
+    def step(microbatches: list[Any]) -> None:
+        optimizer.zero_grad()
+        for loss in right_losses(model, microbatches):
+            loss.backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                p *= 0.99
+        optimizer.step()
+
+    return step
+
+
 @pytest.mark.parametrize(
     ("made", "faults"),
     [
@@ -417,6 +446,8 @@ def test_a_factor_of_no_rule_gets_no_word(count: Callable[[Any, Any], float]) ->
         (averaged_by_copy, ("ema-per-microbatch",)),
         (norms_logged, ()),
         (swapped_by_their_bits, ()),
+        (decayed_by_hand_and_by_the_optimizer, ("decay-per-microbatch",)),
+        (sequence_means_averaged_in_each_microbatch_first, ("sequence-means",)),
     ],
 )
 def test_unusual_steps(made: Made, faults: tuple[str, ...]) -> None:
@@ -424,7 +455,9 @@ def test_unusual_steps(made: Made, faults: tuple[str, ...]) -> None:
         model = Transformer(seed=1, length=25, dtype=torch.float64)
         return model, made(model)
 
-    assert audit(build, probe(100), loss_sum, windows=2).faults == faults
+    (tokens, labels), *others = probe(100)
+    microbatches = [(tokens[:1], labels[:1]), *others]  # of unequal numbers of sequences
+    assert audit(build, microbatches, loss_sum, windows=2).faults == faults
 
 
 class Called(nn.Module):
