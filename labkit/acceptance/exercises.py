@@ -11,7 +11,7 @@ from typing import Any
 from labkit.acceptance.record import ADOPT, REJECT, UNSURE
 from labkit.decision import decide
 from labkit.exercise import sandbox
-from labkit.exercise.verdict import Function, Verdict, aside, exercise, refused
+from labkit.exercise.verdict import Function, Verdict, aside, exercise, refusal
 
 NAMES = ("base", "candidate", "delta", "tolerance", "margin")
 WORDS = (ADOPT, REJECT, UNSURE)
@@ -55,8 +55,8 @@ class Case:
         same = self.tokens[0] == self.tokens[1] and self.updates[0] == self.updates[1]
         if not (same and self.delta <= self.tolerance and self.skipped[1] <= self.skipped[0]):
             return REJECT
-        found = decide(self.before, self.after, self.margin).verdict
-        return {"faster": ADOPT, "not faster": REJECT}.get(found, UNSURE)
+        verdict = decide(self.before, self.after, self.margin).verdict
+        return {"faster": ADOPT, "not faster": REJECT}.get(verdict, UNSURE)
 
 
 NOISY = (100.0, 140.0, 80.0)
@@ -142,20 +142,20 @@ rounding explains 1e-13. The speed of another update is no reason.'
     three runs or more). delta: how far the parameters are apart after one update, relative; tolerance: what rounding
     explains of it. margin: a share. `labkit.decision.decide` may be used, and is what the speed is judged by.
     """
-    if why := refused(function, *NAMES):
+    if why := refusal(function, *NAMES):
         return Verdict(False, tuple((case.name, False) for case in CASES), why, "")
     outcomes: list[sandbox.Outcome] = []
     for case in CASES:
-        left = seconds - sum(outcome.seconds for outcome in outcomes)
-        outcomes.append(sandbox.run(function, *copy.deepcopy(case.arguments), seconds=max(left, 0.01)))
-    said = [_said(case, outcome) for case, outcome in zip(CASES, outcomes, strict=True)]
-    shown = outcomes[next((at for at, words in enumerate(said) if words), 0)]
-    sentence = next(filter(None, said), "Right in all cases.")
-    checks = tuple((case.name, not words) for case, words in zip(CASES, said, strict=True))
-    return Verdict(not any(said), checks, sentence + aside(shown), shown.printed)
+        remaining = seconds - sum(outcome.seconds for outcome in outcomes)
+        outcomes.append(sandbox.run(function, *copy.deepcopy(case.arguments), seconds=max(remaining, 0.01)))
+    faults = [_fault(case, outcome) for case, outcome in zip(CASES, outcomes, strict=True)]
+    outcome = outcomes[next((at for at, words in enumerate(faults) if words), 0)]
+    sentence = next(filter(None, faults), "Right in all cases.")
+    checks = tuple((case.name, not words) for case, words in zip(CASES, faults, strict=True))
+    return Verdict(not any(faults), checks, sentence + aside(outcome), outcome.printed)
 
 
-def _said(case: Case, outcome: sandbox.Outcome) -> str:
+def _fault(case: Case, outcome: sandbox.Outcome) -> str:
     """What is wrong with one answer; nothing where it is right."""
     if outcome.error:
         return f"In “{case.name}”: {outcome.error}"

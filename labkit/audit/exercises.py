@@ -12,7 +12,7 @@ from labkit.audit.bug_hunt.suspects import loss_sum
 from labkit.device import quota_threads
 from labkit.errors import LabError
 from labkit.exercise import sandbox
-from labkit.exercise.verdict import Function, Verdict, aside, exercise, refused, within
+from labkit.exercise.verdict import Function, Verdict, aside, exercise, refusal, within
 from labkit.nets import IGNORE, VOCABULARY
 from labkit.wording import three
 
@@ -40,24 +40,25 @@ def audited(build: Function, *, seconds: float = 10.0) -> Verdict:
 
     microbatches: a list of (tokens, labels), each [2, T], tokens below 128. `seconds`: for all probes together.
     """
-    held = dict.fromkeys((check for check, _ in PROBES), False)
-    if why := refused(build):
-        return Verdict(False, tuple(held.items()), why, "")
+    checks = dict.fromkeys((check for check, _ in PROBES), False)
+    if why := refusal(build):
+        return Verdict(False, tuple(checks.items()), why, "")
     outcomes: list[sandbox.Outcome] = []
-    said = ""
+    sentence = ""
     for check, K in PROBES:
-        left = seconds - sum(outcome.seconds for outcome in outcomes)
-        outcomes.append(sandbox.run(_reported, build, K, check == EMPTIED, seconds=max(left, 0.01)))
-        found = outcomes[-1].value
-        held[check] = isinstance(found, Report) and found.right
-        what = "" if held[check] else outcomes[-1].error or _words(found)
-        said = said or (what and (what if check == PROBES[0][0] else within(check, what)))
-    shown = outcomes[list(held.values()).index(False) if said else 0]
+        remaining = seconds - sum(outcome.seconds for outcome in outcomes)
+        outcomes.append(sandbox.run(_report, build, K, check == EMPTIED, seconds=max(remaining, 0.01)))
+        report = outcomes[-1].value
+        checks[check] = isinstance(report, Report) and report.right
+        what = "" if checks[check] else outcomes[-1].error or _words(report)
+        sentence = sentence or (what and (what if check == PROBES[0][0] else within(check, what)))
+    outcome = outcomes[list(checks.values()).index(False) if sentence else 0]
     first: Any = outcomes[0].value
-    return Verdict(not said, tuple(held.items()), (said or f"Right. {first.explain()}") + aside(shown), shown.printed)
+    sentence = sentence or f"Right. {first.explain()}"
+    return Verdict(all(checks.values()), tuple(checks.items()), sentence + aside(outcome), outcome.printed)
 
 
-def _reported(build: Any, K: int, emptied: bool) -> Report | str:
+def _report(build: Any, K: int, emptied: bool) -> Report | str:
     """What the audit says, or why it cannot say anything."""
     microbatches = probes(VOCABULARY, accumulation=K)
     if emptied:
@@ -68,8 +69,8 @@ def _reported(build: Any, K: int, emptied: bool) -> Report | str:
         return f"No verdict: {error}"
 
 
-def _words(found: object) -> str:
-    return " ".join(found.explain().splitlines()) if isinstance(found, Report) else str(found)
+def _words(report: object) -> str:
+    return " ".join(report.explain().splitlines()) if isinstance(report, Report) else str(report)
 
 
 # Counts that tell a mean of means from a token mean.
@@ -94,19 +95,19 @@ def probe(function: Function, *, seconds: float = 2.0) -> Verdict:
     Each count is a whole number, 1 or more: a microbatch without a target has no mean. Under the mean of means a token
     of microbatch m weighs N / (K n_m) times what it should, so N / K must be at least twice the smallest count.
     """
-    if why := refused(function, "K", "N"):
+    if why := refusal(function, "K", "N"):
         return Verdict(False, tuple((check, False) for check in CHECKS), why, "")
     failed: dict[str, str] = {}
     outcomes = [sandbox.run(function, K, N, seconds=seconds / len(CASES)) for K, N in CASES]
     for (K, N), outcome in zip(CASES, outcomes, strict=True):
-        check, what = (CHECKS[0], outcome.error) if outcome.error else _counted(outcome.value, K, N)
+        check, what = (CHECKS[0], outcome.error) if outcome.error else _fault(outcome.value, K, N)
         if what:
             failed.setdefault(check, what if outcome.error else f"For K = {K}, N = {N} {what}")
     sentence = next(iter(failed.values()), "Right: on these counts the audit tells a mean of means from a token mean.")
     return Verdict(not failed, tuple((check, check not in failed) for check in CHECKS), sentence, outcomes[0].printed)
 
 
-def _counted(value: Any, K: int, N: int) -> tuple[str, str]:
+def _fault(value: Any, K: int, N: int) -> tuple[str, str]:
     """The check that fails, and why; two empty words where none does."""
     possible = K > 1 and N >= 2 * K
     if value is None:
@@ -131,17 +132,17 @@ def _no_counts(value: Any, K: int, N: int) -> str:
     if isinstance(value, str) or not hasattr(value, "__iter__"):
         return f"your function returns {value!r}, a {type(value).__name__} and no list of counts."
     items = [each.item() if hasattr(each, "item") else each for each in value]
-    listed = ", ".join(map(str, items))
+    figures = ", ".join(map(str, items))
     if len(items) != K:
         return f"your function returns {len(items)} counts, and there are {K} microbatches."
     if not all(isinstance(n, numbers.Real) and float(n).is_integer() for n in items):
-        return f"your counts are {listed}: tokens come whole."
+        return f"your counts are {figures}: tokens come whole."
     if min(items) < 0:
-        return f"your counts are {listed}: there are no negative tokens."
+        return f"your counts are {figures}: there are no negative tokens."
     if min(items) == 0:
-        return f"your counts are {listed}: a microbatch of 0 tokens has no mean, 0/0. Give it 1."
+        return f"your counts are {figures}: a microbatch of 0 tokens has no mean, 0/0. Give it 1."
     if sum(items) != N:
-        return f"your counts are {listed}, together {sum(items)} and not {N}."
+        return f"your counts are {figures}, together {sum(items)} and not {N}."
     return ""
 
 
@@ -149,8 +150,8 @@ def _telling(counts: Sequence[int], K: int, N: int) -> tuple[str, str]:
     heaviest = N / (K * min(counts))
     if heaviest >= 2:
         return "", ""
-    listed = ", ".join(map(str, counts))
+    figures = ", ".join(map(str, counts))
     if heaviest == 1:
-        return CHECKS[1], f"your counts are {listed}: equal, so every weight is 1, and the two methods look the same."
-    said = f"the heaviest token weighs N / (K n) = {three(heaviest)} times its right weight, and 2 is asked for"
-    return CHECKS[1], f"your counts are {listed}: {said}. Make the smallest smaller."
+        return CHECKS[1], f"your counts are {figures}: equal, so every weight is 1, and the two methods look the same."
+    sentence = f"the heaviest token weighs N / (K n) = {three(heaviest)} times its right weight, and 2 is asked for"
+    return CHECKS[1], f"your counts are {figures}: {sentence}. Make the smallest smaller."

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from labkit.batch import cuts
 from labkit.exercise import sandbox
 from labkit.exercise.formula import Exercise
-from labkit.exercise.verdict import Function, Verdict, aside, exercise, refused, within
+from labkit.exercise.verdict import Function, Verdict, aside, exercise, refusal, within
 
 # The global batch: a formula.
 
@@ -122,33 +122,33 @@ wanted: the remainder is dropped. Take a microbatch that divides the 32 sequence
     Right is exactly the wanted tokens, a microbatch of at most `largest`, and of those the fewest accumulation steps;
     a ValueError where no plan gives the tokens exactly. `seconds` is for all cases together.
     """
-    if why := refused(function, *Case._fields):
+    if why := refusal(function, *Case._fields):
         return Verdict(False, tuple((check, False) for check in CASES), why, "")
     outcomes: list[sandbox.Outcome] = []
     for case in CASES.values():
-        left = seconds - sum(outcome.seconds for outcome in outcomes)
-        outcomes.append(sandbox.run(function, *case, seconds=max(left, 0.01)))
+        remaining = seconds - sum(outcome.seconds for outcome in outcomes)
+        outcomes.append(sandbox.run(function, *case, seconds=max(remaining, 0.01)))
     faults = [_fault(case, outcome) for case, outcome in zip(CASES.values(), outcomes, strict=True)]
     checks = tuple((check, not fault) for check, fault in zip(CASES, faults, strict=True))
     wrong = [at for at, fault in enumerate(faults) if fault]
     at = wrong[0] if wrong else 0
-    said = (
+    sentence = (
         within(list(CASES)[at], faults[at])
         if wrong
         else "Right in all cases: exact where it can be, refused where not."
     )
-    return Verdict(not wrong, checks, said + aside(outcomes[at]), outcomes[at].printed)
+    return Verdict(not wrong, checks, sentence + aside(outcomes[at]), outcomes[at].printed)
 
 
 def _fault(case: Case, outcome: sandbox.Outcome) -> str:
     """What is wrong with an answer, or nothing."""
-    found = cuts(
+    plans = cuts(
         tokens=case.tokens,
         largest_microbatch=case.largest,
         replicas=case.replicas,
         sequence_length=case.sequence_length,
     )
-    exact = [(way.microbatch, way.accumulation) for way in found.exact]
+    exact = [(way.microbatch, way.accumulation) for way in plans.exact]
     if any(f" raises {error}" in outcome.error for error in ("ValueError", "LabError")):
         return f"{outcome.error.removesuffix('.')}, and {exact[0]} is a plan." if exact else ""
     if outcome.error:
@@ -184,11 +184,12 @@ def _wrong(case: Case, b: int, K: int, exact: list[tuple[int, int]]) -> str:
         return f"Your ({b}, {K}) takes {b} sequences at once, and the memory of one replica holds {case.largest}."
     if (b, K) in exact:
         return "" if (b, K) == exact[0] else f"Your ({b}, {K}) is exact, but {exact[0]} fits too, with fewer passes."
-    made = case.sequence_length * b * case.replicas * K
-    return f"Your ({b}, {K}) makes {made:,} tokens, {_off(made - case.tokens)}: {_why(case, b, K, bool(exact))}"
+    tokens = case.sequence_length * b * case.replicas * K
+    why = _why(case, b, K, bool(exact))
+    return f"Your ({b}, {K}) makes {tokens:,} tokens, {_difference(tokens - case.tokens)}: {why}"
 
 
-def _off(tokens: int) -> str:
+def _difference(tokens: int) -> str:
     return f"{abs(tokens):,} {'more' if tokens > 0 else 'fewer'} than wanted"
 
 

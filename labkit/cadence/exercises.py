@@ -16,7 +16,7 @@ from labkit.device import quota_threads
 from labkit.errors import LabError
 from labkit.exercise import sandbox
 from labkit.exercise.formula import Exercise
-from labkit.exercise.verdict import Function, Verdict, aside, exercise, refused
+from labkit.exercise.verdict import Function, Verdict, aside, exercise, refusal
 from labkit.nets import Transformer, next_token_loss, valid_tokens
 
 WINDOWS = ((399, 9, 4, 2), (2, 6, 3, 1))  # seed, sequences, K, and how often the step is called
@@ -51,8 +51,8 @@ class Trial:
             self.early |= scheduler.last_epoch == 1 and not optimizer.state
 
         def step(microbatches: list[Any]) -> None:
-            given = [(tokens.clone(), labels.clone()) for tokens, labels in microbatches]
-            outcome = sandbox.run(self.function, model, optimizer, scheduler, given, seconds=self.seconds)
+            copies = [(tokens.clone(), labels.clone()) for tokens, labels in microbatches]
+            outcome = sandbox.run(self.function, model, optimizer, scheduler, copies, seconds=self.seconds)
             self.outcome = outcome if self.outcome is None or outcome.error else self.outcome
             if outcome.error:
                 raise LabError(outcome.error)
@@ -80,7 +80,7 @@ def step(function: Function, *, seconds: float = 5.0) -> Verdict:
     one optimizer step on the gradient of the window's token mean, one step of the schedule after it, and nothing left
     for the next window. Judged by `labkit.audit.audit`. `seconds`: for one call.
     """
-    if why := refused(function, "model", "optimizer", "scheduler", "microbatches"):
+    if why := refusal(function, "model", "optimizer", "scheduler", "microbatches"):
         return Verdict(False, tuple((check, False) for check in CHECKS), why, "")
     trial = Trial(function, seconds)
     try:
@@ -89,26 +89,26 @@ def step(function: Function, *, seconds: float = 5.0) -> Verdict:
             for seed, B, K, windows in WINDOWS
         ]
     except LabError as error:
-        said = trial.outcome.error if trial.outcome and trial.outcome.error else f"{error}."
-        return Verdict(False, tuple((check, False) for check in CHECKS), said, "")
-    held, said = _held(reports, trial.early), _said(reports, trial.early)
+        fault = trial.outcome.error if trial.outcome and trial.outcome.error else f"{error}."
+        return Verdict(False, tuple((check, False) for check in CHECKS), fault, "")
+    results, fault = _results(reports, trial.early), _sentence(reports, trial.early)
     assert trial.outcome
-    sentence = said or "Right: one step on the whole window's token mean, then one of the schedule."
+    sentence = fault or "Right: one step on the whole window's token mean, then one of the schedule."
     return Verdict(
-        all(held), tuple(zip(CHECKS, held, strict=True)), sentence + aside(trial.outcome), trial.outcome.printed
+        all(results), tuple(zip(CHECKS, results, strict=True)), sentence + aside(trial.outcome), trial.outcome.printed
     )
 
 
-def _held(reports: list[Report], early: bool) -> list[bool]:
+def _results(reports: list[Report], early: bool) -> list[bool]:
     words = {word for report in reports for word in report.faults}
-    rest = {word for word in words if not word.startswith(OTHERS)}
-    held = [not any(word.startswith(starts) for word in words) if starts else not rest for starts in CHECKS.values()]
-    held[1] &= not any(report.clips for report in reports)
-    held[3] &= not early and all(report.schedule_steps == 1 for report in reports)
-    return held
+    others = {word for word in words if not word.startswith(OTHERS)}
+    results = [not any(word.startswith(begin) for word in words) if begin else not others for begin in CHECKS.values()]
+    results[1] &= not any(report.clips for report in reports)
+    results[3] &= not early and all(report.schedule_steps == 1 for report in reports)
+    return results
 
 
-def _said(reports: list[Report], early: bool) -> str:
+def _sentence(reports: list[Report], early: bool) -> str:
     """Every fault of the first audit that found some, with its numbers and its fix."""
     report = next((each for each in reports if each.faults), reports[0])
     lines = [f"{fault.said[:-1]} ({fault.word}). The fix: {fault.fix}." for fault in report.details]

@@ -104,8 +104,8 @@ class Case:
 
     def numbers(self, loop: Loop) -> Numbers:
         """Run one of the loops: its numbers by name, the compared one first."""
-        found = self.measure(loop)
-        return found if isinstance(found, Mapping) else {self.number: float(found)}
+        measurement = self.measure(loop)
+        return measurement if isinstance(measurement, Mapping) else {self.number: float(measurement)}
 
     def measured(self) -> tuple[Number, ...]:
         """Run both loops: every number, wrong and right, the compared one first."""
@@ -137,20 +137,20 @@ class Case:
         return "\n\n".join(f"# {self.id}, {which}\n{inspect.getsource(loop).rstrip()}" for which, loop in loops)
 
     def _repr_html_(self) -> str:
-        said = (
+        paragraphs = (
             ("Seen", self.symptom),
             ("Run on", self.given),
             ("The fault", self.fault),
             ("How to recognise it", self.recognise),
         )
-        lines = [f"<p><strong>{name}:</strong> {html.escape(words)}</p>" for name, words in said]
+        lines = [f"<p><strong>{name}:</strong> {html.escape(words)}</p>" for name, words in paragraphs]
         threads = ", ".join(
             f'<a href="{link}">{html.escape(each)}</a>'
             for each, link in zip((self.source, *self.also), self.links, strict=True)
         )
-        found = f"<p><strong>Found in:</strong> {threads}; versions: {html.escape(self.versions or 'not given')}.</p>"
+        origin = f"<p><strong>Found in:</strong> {threads}; versions: {html.escape(self.versions or 'not given')}.</p>"
         code = f'<pre style="white-space: pre; overflow-x: auto">{html.escape(self.code())}</pre>'
-        return f"<h4>{html.escape(self.title)}</h4>{''.join(lines)}{found}{code}"
+        return f"<h4>{html.escape(self.title)}</h4>{''.join(lines)}{origin}{code}"
 
 
 def paired(wrong: Numbers, right: Numbers) -> tuple[Number, ...]:

@@ -12,12 +12,12 @@ from labkit import rules
 from labkit.audit import Report, audit
 from labkit.audit import probe as probes
 from labkit.audit.bug_hunt.suspects import loss_sum
-from labkit.casebook.symptoms import HOW_MANY, Symptom, listed, symptoms
+from labkit.casebook.symptoms import HOW_MANY, Symptom, symptoms, weights_in_words
 from labkit.corpus import Window
 from labkit.device import quota_threads
 from labkit.errors import LabError
 from labkit.exercise import sandbox
-from labkit.exercise.verdict import Function, Verdict, aside, exercise, refused, within
+from labkit.exercise.verdict import Function, Verdict, aside, exercise, refusal, within
 from labkit.nets import IGNORE, VOCABULARY, Transformer
 from labkit.wording import three, times
 
@@ -42,18 +42,17 @@ def diagnosis(answers: Sequence[str] | Mapping[int, str], seed: int = 0) -> Verd
 
     The sentence says of the first wrong word what speaks against it in the numbers of its symptom.
     """
-    found, checks = symptoms(seed), [f"symptom {at}" for at in range(1, HOW_MANY + 1)]
-    given, why = _given(answers)
+    questions, checks = symptoms(seed), [f"symptom {at}" for at in range(1, HOW_MANY + 1)]
+    words, why = _answers(answers)
     if why:
         return Verdict(False, tuple((check, False) for check in checks), why, "")
-    said = [_against(symptom, word) for symptom, word in zip(found, given, strict=True)]
-    first = next((f"Symptom {at}: {words}" for at, words in enumerate(said, 1) if words), "Right: all five are named.")
-    return Verdict(
-        not any(said), tuple((check, not words) for check, words in zip(checks, said, strict=True)), first, ""
-    )
+    objections = [_against(symptom, word) for symptom, word in zip(questions, words, strict=True)]
+    sentences = (f"Symptom {at}: {objection}" for at, objection in enumerate(objections, 1) if objection)
+    results = tuple((check, not objection) for check, objection in zip(checks, objections, strict=True))
+    return Verdict(not any(objections), results, next(sentences, "Right: all five are named."), "")
 
 
-def _given(answers: object) -> tuple[list[str], str]:
+def _answers(answers: object) -> tuple[list[str], str]:
     """Five words, or why these are none."""
     if isinstance(answers, Mapping):
         missing = [at for at in range(1, HOW_MANY + 1) if at not in answers]
@@ -78,37 +77,37 @@ def _against(symptom: Symptom, word: object) -> str:
     if rule.word in COUNTED:
         return _counts_against(symptom, rule.word)
     if rule.word in UNSEEN:
-        return f"{word} leaves no trace in these numbers, and they are not those of a right step. {_off(symptom)}"
+        return f"{word} leaves no trace in these numbers, and they are not those of a right step. {_evidence(symptom)}"
     if rule.word == "tail-divided-by-k":
         return _tail_against(symptom)
-    predicted = _predicted(symptom, rule)
-    if not predicted:
-        return f"{word} is not what these numbers show. {_off(symptom)}"
-    if predicted == listed(symptom):
-        return f"The weights are those of {word}, and something else is off. {_off(symptom)}"
-    return f"under {word} the weights × N would be {predicted}, and they are {listed(symptom)}."
+    prediction = _prediction(symptom, rule)
+    if not prediction:
+        return f"{word} is not what these numbers show. {_evidence(symptom)}"
+    if prediction == weights_in_words(symptom):
+        return f"The weights are those of {word}, and something else is off. {_evidence(symptom)}"
+    return f"under {word} the weights × N would be {prediction}, and they are {weights_in_words(symptom)}."
 
 
 def _counts_against(symptom: Symptom, word: str) -> str:
     field, would = COUNTED[word]
-    found, K = getattr(symptom.report, field), len(symptom.counts)
-    if found == K:
-        return f"{would} {times(K)}, and that happened, but it is not all. {_off(symptom)}"
-    did = times(int(found)) if found == found and found else "never"
-    return f"under {word} {would} {times(K)} in one window, and that happened {did}. {_off(symptom)}"
+    count, K = getattr(symptom.report, field), len(symptom.counts)
+    if count == K:
+        return f"{would} {times(K)}, and that happened, but it is not all. {_evidence(symptom)}"
+    often = times(int(count)) if count == count and count else "never"
+    return f"under {word} {would} {times(K)} in one window, and that happened {often}. {_evidence(symptom)}"
 
 
 def _tail_against(symptom: Symptom) -> str:
     shares = [w * n for w, n in zip(symptom.report.token_weights, symptom.counts, strict=True)]
     K, N = len(symptom.counts), sum(symptom.counts)
     if max(shares) - min(shares) > CLOSE * max(shares):
-        said = ", ".join(three(each) if abs(each) > CLOSE else "0" for each in shares)
-        return f"under tail-divided-by-k weight × count is the same for all, N over the declared K; it is {said}."
+        figures = ", ".join(three(each) if abs(each) > CLOSE else "0" for each in shares)
+        return f"under tail-divided-by-k weight × count is the same for all, N over the declared K; it is {figures}."
     declared = N / shares[0]
     return f"the means are divided by {three(declared)}, and the window has {K}: a tail is divided by more than it has."
 
 
-def _predicted(symptom: Symptom, rule: rules.Rule) -> str:
+def _prediction(symptom: Symptom, rule: rules.Rule) -> str:
     """The weights × N of a rule that follows from counts alone, as they are said."""
     if rule.needs != "counts" or rule.topic != "accumulation":
         return ""
@@ -116,19 +115,19 @@ def _predicted(symptom: Symptom, rule: rules.Rule) -> str:
     return ", ".join(three(w) for w in rule.weights(window).tolist())
 
 
-def _off(symptom: Symptom) -> str:
+def _evidence(symptom: Symptom) -> str:
     """What is off, in numbers and without the word."""
-    found, K = symptom.report, len(symptom.counts)
-    off = [
+    report, K = symptom.report, len(symptom.counts)
+    signs = [
         f"{name} {times(int(value))}"
-        for name, value in (("the schedule stepped", found.schedule_steps), ("Adam counted", found.adam_count))
+        for name, value in (("the schedule stepped", report.schedule_steps), ("Adam counted", report.adam_count))
         if value == value and value > 1
     ]
-    if found.clips == K:
-        off.append(f"a clip was called {times(K)}")
-    if any(abs(w - 1) > CLOSE for w in found.token_weights):
-        off.append(f"the weights × N are {listed(symptom)}, and 1 is right")
-    return f"Look here: {'; '.join(off)}."
+    if report.clips == K:
+        signs.append(f"a clip was called {times(K)}")
+    if any(abs(w - 1) > CLOSE for w in report.token_weights):
+        signs.append(f"the weights × N are {weights_in_words(symptom)}, and 1 is right")
+    return f"Look here: {'; '.join(signs)}."
 
 
 # The repair.
@@ -158,7 +157,7 @@ class Trial:
             self.early |= scheduler.last_epoch > 0 and not optimizer.state
 
         optimizer.register_step_pre_hook(before)
-        return model, lambda given: self.function(model, optimizer, scheduler, given)
+        return model, lambda microbatches: self.function(model, optimizer, scheduler, microbatches)
 
 
 @exercise
@@ -176,30 +175,30 @@ def repaired(step: Function, *, seconds: float = 15.0) -> Verdict:
     twice. `seconds`: for all probes together.
     """
     checks = dict.fromkeys((*(check for check, _ in PROBES), CLIPPED, SCHEDULED), False)
-    if why := refused(step, "model", "optimizer", "scheduler", "microbatches"):
+    if why := refusal(step, "model", "optimizer", "scheduler", "microbatches"):
         return Verdict(False, tuple(checks.items()), why, "")
     outcomes: list[sandbox.Outcome] = []
-    said: list[str] = []
+    sentences: list[str] = []
     for at, (check, K) in enumerate(PROBES):
-        left = seconds - sum(outcome.seconds for outcome in outcomes)
-        outcomes.append(sandbox.run(_judged, step, K, at == 2, seconds=max(left, 0.01)))
-        found: Any = outcomes[-1].value
-        report, words, clipped, scheduled = found or (None, outcomes[-1].error, "", "")
+        remaining = seconds - sum(outcome.seconds for outcome in outcomes)
+        outcomes.append(sandbox.run(_judge, step, K, at == 2, seconds=max(remaining, 0.01)))
+        answer: Any = outcomes[-1].value
+        report, words, clipped, scheduled = answer or (None, outcomes[-1].error, "", "")
         hidden = report and any(
             word.startswith(FOR_CLIP) for word in report.faults
         )  # behind it no weight can be judged
         checks[check] = not words and not hidden
         if at == 0 and report:
             checks |= {CLIPPED: not clipped, SCHEDULED: not scheduled}
-        told = [words if at == 0 else within(check, words)] if words else []
-        said = said or [*told, *(each for each in (clipped, scheduled) if each and each != words)]
-    right = "Right: one step on the token mean of whatever the window holds, clipped once, and the schedule once."
-    sentence = " ".join(said) or right
-    shown = next((each for each in outcomes if each.error), outcomes[0])
-    return Verdict(not said, tuple(checks.items()), sentence + aside(shown), shown.printed)
+        faults = [words if at == 0 else within(check, words)] if words else []
+        sentences = sentences or [*faults, *(each for each in (clipped, scheduled) if each and each != words)]
+    praise = "Right: one step on the token mean of whatever the window holds, clipped once, and the schedule once."
+    sentence = " ".join(sentences) or praise
+    outcome = next((each for each in outcomes if each.error), outcomes[0])
+    return Verdict(not sentences, tuple(checks.items()), sentence + aside(outcome), outcome.printed)
 
 
-def _judged(step: Function, K: int, emptied: bool) -> tuple[Report | None, str, str, str]:
+def _judge(step: Function, K: int, emptied: bool) -> tuple[Report | None, str, str, str]:
     """The report, and sentences on its weights, its clip and its schedule, empty where they are right."""
     microbatches = probes(VOCABULARY, accumulation=K)
     if emptied:
@@ -209,13 +208,13 @@ def _judged(step: Function, K: int, emptied: bool) -> tuple[Report | None, str, 
         report = audit(trial.build, microbatches, loss_sum, windows=2)
     except LabError as error:
         return None, f"No verdict: {error}.", "", ""
-    told = {each.word: f"{each.word}: {each.said} The fix: {each.fix}." for each in report.details}
-    clips = " ".join(words for word, words in told.items() if word.startswith(FOR_CLIP))
-    schedules = " ".join(words for word, words in told.items() if word.startswith(FOR_SCHEDULE))
-    rest = " ".join(words for word, words in told.items() if not word.startswith((*FOR_CLIP, *FOR_SCHEDULE)))
-    if "no-step" in told:
-        return report, rest, rest, rest
-    return report, rest, clips or _clip(report, trial, bool(rest)), schedules or _schedule(report, trial)
+    sentences = {each.word: f"{each.word}: {each.said} The fix: {each.fix}." for each in report.details}
+    clips = " ".join(words for word, words in sentences.items() if word.startswith(FOR_CLIP))
+    schedules = " ".join(words for word, words in sentences.items() if word.startswith(FOR_SCHEDULE))
+    others = " ".join(words for word, words in sentences.items() if not word.startswith((*FOR_CLIP, *FOR_SCHEDULE)))
+    if "no-step" in sentences:
+        return report, others, others, others
+    return report, others, clips or _clip(report, trial, bool(others)), schedules or _schedule(report, trial)
 
 
 def _clip(report: Report, trial: Trial, weighed: bool) -> str:

@@ -32,10 +32,14 @@ class Symptom:
     report: Report = quantity("what the audit found")
 
     def __str__(self) -> str:
-        n, found = ", ".join(map(str, self.counts)), self.report
-        adam = "" if found.adam_count != found.adam_count else f", Adam's count {three(found.adam_count)}"
-        counted = f"optimizer steps {found.optimizer_steps}, schedule {found.schedule_steps}, clips {found.clips}{adam}"
-        return f"valid tokens {n} (N = {sum(self.counts)})\n   weights × N {listed(self)}\n   in one window: {counted}"
+        counts, r = ", ".join(map(str, self.counts)), self.report
+        adam = "" if r.adam_count != r.adam_count else f", Adam's count {three(r.adam_count)}"
+        lines = (
+            f"valid tokens {counts} (N = {sum(self.counts)})",
+            f"weights × N {weights_in_words(self)}",
+            f"in one window: optimizer steps {r.optimizer_steps}, schedule {r.schedule_steps}, clips {r.clips}{adam}",
+        )
+        return "\n   ".join(lines)
 
 
 class Symptoms(tuple[Symptom, ...]):
@@ -45,7 +49,7 @@ class Symptoms(tuple[Symptom, ...]):
         return "\n".join(f"{at}. {each}" for at, each in enumerate(self, 1))
 
 
-def listed(symptom: Symptom) -> str:
+def weights_in_words(symptom: Symptom) -> str:
     """The weights × N, as they are said."""
     return ", ".join("0" if abs(w) < 1e-6 else three(w) for w in symptom.report.token_weights)
 
@@ -53,22 +57,22 @@ def listed(symptom: Symptom) -> str:
 def symptoms(seed: int = 0) -> Symptoms:
     """Five steps of the casebook, no two alike, as numbers alone.
 
-    >>> found = symptoms(0)
-    >>> len(found), len({each.word for each in found}), found[0].word in str(found)
+    >>> five = symptoms(0)
+    >>> len(five), len({each.word for each in five}), five[0].word in str(five)
     (5, 5, False)
 
     Each loop makes one update of a small language model, on microbatches drawn from the seed.
     """
-    return _drawn(seed)
+    return _draw(seed)
 
 
 @functools.lru_cache(maxsize=4)
 @quota_threads(1)
-def _drawn(seed: int) -> Symptoms:
+def _draw(seed: int) -> Symptoms:
     generator = torch.Generator().manual_seed(seed)
     known = {case.word: case for case in all() if case.word in SHOWN}
-    drawn = torch.randperm(len(SHOWN), generator=generator)[:HOW_MANY].tolist()
-    return Symptoms(_symptom(known[SHOWN[at]], seed, 3 + at % 3) for at in drawn)
+    order = torch.randperm(len(SHOWN), generator=generator)[:HOW_MANY].tolist()
+    return Symptoms(_symptom(known[SHOWN[at]], seed, 3 + at % 3) for at in order)
 
 
 def _symptom(case: Case, seed: int, K: int) -> Symptom:

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from labkit.exercise import sandbox
-from labkit.exercise.verdict import ROUNDED, Function, Verdict, aside, refused, within
+from labkit.exercise.verdict import ROUNDED, Function, Verdict, aside, refusal, within
 from labkit.wording import show
 
 
@@ -28,33 +28,35 @@ class Exercise:
 
     def judge(self, function: Function, seconds: float) -> Verdict:
         """The verdict on a function of these arguments."""
-        if why := refused(function, *self.names):
+        if why := refusal(function, *self.names):
             return Verdict(False, tuple((check, False) for check in self.cases), why, "")
         outcomes: list[sandbox.Outcome] = []
         for case in self.cases.values():
-            left = seconds - sum(outcome.seconds for outcome in outcomes)
-            outcomes.append(sandbox.run(function, *copy.deepcopy(case), seconds=max(left, 0.01)))
-        found = [_value(outcome.value) for outcome in outcomes]
-        right = [_equal(value, self.right(*case)) for value, case in zip(found, self.cases.values(), strict=True)]
-        shown = outcomes[right.index(False) if False in right else 0]
-        said = "Right in all cases." if all(right) else f"{self._slip(found)} {self._stop(outcomes, found)}".strip()
+            remaining = seconds - sum(outcome.seconds for outcome in outcomes)
+            outcomes.append(sandbox.run(function, *copy.deepcopy(case), seconds=max(remaining, 0.01)))
+        values = [_value(outcome.value) for outcome in outcomes]
+        right = [_equal(value, self.right(*case)) for value, case in zip(values, self.cases.values(), strict=True)]
+        outcome = outcomes[right.index(False) if False in right else 0]
+        faults = f"{self._slip(values)} {self._stop(outcomes, values)}".strip()
+        sentence = "Right in all cases." if all(right) else faults
         checks = tuple(zip(self.cases, right, strict=True))
-        return Verdict(all(right), checks, said + aside(shown), shown.printed)
+        return Verdict(all(right), checks, sentence + aside(outcome), outcome.printed)
 
-    def _slip(self, found: list[float]) -> str:
+    def _slip(self, values: list[float]) -> str:
         """The first wrong number, and the wrong formula that gives all of them."""
-        tried = [(value, case) for value, case in zip(found, self.cases.values(), strict=True) if math.isfinite(value)]
-        off = [(value, case) for value, case in tried if not _equal(value, self.right(*case))]
-        if not off:
+        tried = zip(values, self.cases.values(), strict=True)
+        pairs = [(value, case) for value, case in tried if math.isfinite(value)]
+        value, case = next((pair for pair in pairs if not _equal(pair[0], self.right(*pair[1]))), (math.nan, ()))
+        if math.isnan(value):
             return ""
-        ways = (words for words, wrong in self.wrong.items() if all(_equal(each, wrong(*case)) for each, case in tried))
-        given = ", ".join(f"{name} = {each}" for name, each in zip(self.names, off[0][1], strict=True))
-        numbers = f"For {given} your function gives {show(off[0][0])}, and {show(self.right(*off[0][1]))} is right"
-        return f"{numbers}: {next(ways, 'none of the usual slips gives these numbers')}."
+        slips = (words for words, slip in self.wrong.items() if all(_equal(each, slip(*case)) for each, case in pairs))
+        arguments = ", ".join(f"{name} = {each}" for name, each in zip(self.names, case, strict=True))
+        numbers = f"For {arguments} your function gives {show(value)}, and {show(self.right(*case))} is right"
+        return f"{numbers}: {next(slips, 'none of the usual slips gives these numbers')}."
 
-    def _stop(self, outcomes: list[sandbox.Outcome], found: list[float]) -> str:
+    def _stop(self, outcomes: list[sandbox.Outcome], values: list[float]) -> str:
         """What is no number, or what stopped it."""
-        for check, outcome, number in zip(self.cases, outcomes, found, strict=True):
+        for check, outcome, number in zip(self.cases, outcomes, values, strict=True):
             if not math.isfinite(number):
                 value = outcome.value
                 what = str(value) if value is None or isinstance(value, float) else f"a {type(value).__name__}"
@@ -73,5 +75,5 @@ def _value(value: object) -> float:
         return math.nan
 
 
-def _equal(found: float, right: float) -> bool:
-    return math.isclose(found, right, rel_tol=ROUNDED)
+def _equal(value: float, right: float) -> bool:
+    return math.isclose(value, right, rel_tol=ROUNDED)

@@ -114,12 +114,12 @@ def run(function: Callable[..., object], *arguments: object, seconds: float = 5.
         watch.stop()
         error, late = _sentence(raised, seconds), isinstance(raised, Deadline)
     finally:
-        took, after = time.perf_counter() - start, _read()
+        duration, after = time.perf_counter() - start, _read()
         _restore(outside)
     if inspect.iscoroutine(value):
         value.close()
     changed = tuple(name for name in STATE if after[name] != inside[name])
-    return Outcome(value, error, str(printed), changed, took, late)
+    return Outcome(value, error, str(printed), changed, duration, late)
 
 
 def _read() -> dict[str, Any]:
@@ -136,20 +136,20 @@ class _Printed(io.TextIOBase):
     """Keeps the beginning of what is written."""
 
     def __init__(self) -> None:
-        self.kept, self.characters, self.lines = "", 0, 0
+        self.beginning, self.characters, self.lines = "", 0, 0
 
     def write(self, text: str) -> int:
-        if len(self.kept) < CHARACTERS:
-            self.kept += text[:CHARACTERS]
+        if len(self.beginning) < CHARACTERS:
+            self.beginning += text[:CHARACTERS]
         self.characters += len(text)
         self.lines += text.count("\n")
         return len(text)
 
     def __str__(self) -> str:
         if self.characters <= CHARACTERS and self.lines <= LINES:
-            return self.kept.rstrip("\n")
-        shown = "\n".join(self.kept[:CHARACTERS].splitlines()[:LINES])
-        return f"{shown}\n… ({self.lines:,} lines, {self.characters:,} characters in all)"
+            return self.beginning.rstrip("\n")
+        excerpt = "\n".join(self.beginning[:CHARACTERS].splitlines()[:LINES])
+        return f"{excerpt}\n… ({self.lines:,} lines, {self.characters:,} characters in all)"
 
 
 @contextlib.contextmanager
@@ -265,9 +265,9 @@ def _sentence(error: BaseException, seconds: float) -> str:
     where = _place(error.__traceback__)
     if isinstance(error, Deadline):
         return f"{where} was still running after {seconds:.2g} s, and was stopped: does a loop there end?"
-    said = f"{type(error).__name__}: {_message(error)}".removesuffix(": ")
-    meaning = next((f" ({words})" for key, words in MEANINGS.items() if key in said), "")
-    return f"{where} raises {textwrap.shorten(said, 160, placeholder=' …')}{meaning}."
+    message = f"{type(error).__name__}: {_message(error)}".removesuffix(": ")
+    meaning = next((f" ({words})" for key, words in MEANINGS.items() if key in message), "")
+    return f"{where} raises {textwrap.shorten(message, 160, placeholder=' …')}{meaning}."
 
 
 def _message(error: BaseException) -> str:
@@ -284,8 +284,8 @@ def _place(trace: TracebackType | None) -> str:
     while trace:
         frames.append((trace.tb_frame.f_code, trace.tb_lineno))
         trace = trace.tb_next
-    own = [frame for frame in frames if frame[0].co_filename != __file__ and frame[0].co_name not in INNER]
-    theirs = [frame for frame in own if frame[0].co_filename == own[0][0].co_filename]
+    inside = [frame for frame in frames if frame[0].co_filename != __file__ and frame[0].co_name not in INNER]
+    theirs = [frame for frame in inside if frame[0].co_filename == inside[0][0].co_filename]
     if not theirs:
         return "Your function"
     code, line = theirs[-1]

@@ -35,16 +35,16 @@ class Verdict:
     def __repr__(self) -> str:
         rows = [f"  {'✓' if ok else '✗'} {name}" for name, ok in self.checks]
         printed = ["Your function printed:", self.printed] if self.printed else []
-        said = textwrap.wrap(self.sentence, 72, break_long_words=False, break_on_hyphens=False)
-        return "\n".join([f"{sum(ok for _, ok in self.checks)} of {len(rows)} checks", *said, *rows, *printed])
+        lines = textwrap.wrap(self.sentence, 72, break_long_words=False, break_on_hyphens=False)
+        return "\n".join([f"{sum(ok for _, ok in self.checks)} of {len(rows)} checks", *lines, *rows, *printed])
 
     def _repr_html_(self) -> str:
         """The same words, which a narrow page breaks where it will."""
         rows = "".join(f"<li>{'✓' if ok else '✗'} {html.escape(name)}</li>" for name, ok in self.checks)
-        said = f"<p><strong>{sum(ok for _, ok in self.checks)} of {len(self.checks)} checks</strong></p>"
-        said += f'<p style="max-width: 72ch">{html.escape(self.sentence)}</p>'
+        page = f"<p><strong>{sum(ok for _, ok in self.checks)} of {len(self.checks)} checks</strong></p>"
+        page += f'<p style="max-width: 72ch">{html.escape(self.sentence)}</p>'
         printed = f"<p>Your function printed:</p><pre>{html.escape(self.printed)}</pre>" if self.printed else ""
-        return f'{said}<ul style="list-style: none; padding-left: 1em">{rows}</ul>{printed}'
+        return f'{page}<ul style="list-style: none; padding-left: 1em">{rows}</ul>{printed}'
 
 
 def exercise(checker: Callable[P, Verdict]) -> Callable[P, Verdict]:
@@ -56,19 +56,19 @@ def exercise(checker: Callable[P, Verdict]) -> Callable[P, Verdict]:
     """
 
     @functools.wraps(checker)
-    def judged(*args: P.args, **given: P.kwargs) -> Verdict:
-        verdict = checker(*args, **given)
+    def judge(*args: P.args, **options: P.kwargs) -> Verdict:
+        verdict = checker(*args, **options)
         if verdict.passed:
             record.passed(checker.__name__)
         for sentence in one_time_messages.take():
             print(sentence)
         return verdict
 
-    judged.exercise = True  # type: ignore[attr-defined]
-    return judged
+    judge.exercise = True  # type: ignore[attr-defined]
+    return judge
 
 
-def refused(function: object, *names: str) -> str:
+def refusal(function: object, *names: str) -> str:
     """Why it cannot even be called."""
     if not callable(function):
         return f"This is a {type(function).__name__} and no function: hand over the function itself, not its result."
@@ -101,10 +101,10 @@ def aside(outcome: sandbox.Outcome) -> str:
     return f" (It also changed {' and '.join(outcome.changed)}; that was put back.)" if outcome.changed else ""
 
 
-def listed(items: Sequence[str]) -> str:
+def join(items: Sequence[str]) -> str:
     """Items as they are said.
 
-    >>> listed(["3", "11", "20"])
+    >>> join(["3", "11", "20"])
     '3, 11 and 20'
     """
     return f"{', '.join(items[:-1])} and {items[-1]}" if len(items) > 1 else items[0]

@@ -11,13 +11,13 @@ from labkit.corpus import Batch
 from labkit.wording import times
 
 
-class Watched:
+class LoopArguments:
     """A model and microbatches, and what becomes of them."""
 
     def __init__(self, model: nn.Module, microbatches: list[Batch]) -> None:
         self.model, self.weights = model, list(model.parameters())
-        self.given = [(tokens.clone(), labels.clone()) for tokens, labels in microbatches]
-        self.inputs = [each for pair in self.given for each in pair]
+        self.microbatches = [(tokens.clone(), labels.clone()) for tokens, labels in microbatches]
+        self.inputs = [each for pair in self.microbatches for each in pair]
         self.before = [each.detach().clone() for each in (*self.weights, *self.inputs)]
         self.calls = self.passes = 0
         model.register_forward_hook(self._called)

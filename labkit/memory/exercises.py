@@ -17,8 +17,8 @@ from labkit.corpus import Batch, batch, split
 from labkit.device import quota_threads
 from labkit.exercise import sandbox
 from labkit.exercise.formula import Exercise
-from labkit.exercise.verdict import Function, Verdict, aside, exercise, refused
-from labkit.exercise.watched_arguments import Watched
+from labkit.exercise.verdict import Function, Verdict, aside, exercise, refusal
+from labkit.exercise.watched_arguments import LoopArguments
 from labkit.memory.saved_tensors import Kept, Net, watch
 from labkit.wording import three, word
 
@@ -34,7 +34,7 @@ CHECKS = (
 
 
 @dataclass(frozen=True)
-class Held:
+class Usage:
     """What a loop held in one window; memory as multiples of what one microbatch needs."""
 
     K: int
@@ -43,7 +43,7 @@ class Held:
     first: int  # forwards before the first of them
     peak: float  # most kept for backward at once
     outputs: float  # most of the earlier outputs of the model alive when a forward began
-    left: float  # kept when it returned
+    rest: float  # kept when it returned
     outcome: sandbox.Outcome
     error: str
 
@@ -62,64 +62,65 @@ def accumulate_memory(function: Function, *, seconds: float = 5.0) -> Verdict:
     The gradient is judged as in `accumulate`. Memory is what autograd keeps for backward, and outputs of the model that
     stay alive, in windows of 2, 4 and 8 equal microbatches; what one microbatch needs is the measure.
     """
-    if why := refused(function, "model", "microbatches"):
+    if why := refusal(function, "model", "microbatches"):
         return Verdict(False, tuple((check, False) for check in CHECKS), why, "")
-    held: list[Held] = []
-    while len(held) < len(STEPS) and not (held and held[-1].error):
-        held.append(_held(function, STEPS[len(held)], seconds))
-    if held[-1].error:
-        said, outcome = held[-1].error, held[-1].outcome
-        return Verdict(False, tuple((check, False) for check in CHECKS), said + aside(outcome), outcome.printed)
-    gradient, small, large = accumulate(function, seconds=seconds), held[0], held[-1]
-    alone, grown = large.peak < 1 + SMALL, large.peak + large.outputs - small.peak - small.outputs
-    right = (gradient.passed, alone, grown < SMALL, large.left < SMALL)
-    said = "" if gradient.passed else gradient.sentence
-    said = f"{said} {'' if all(right[1:]) else _cause(large)}".strip() or PRAISE
-    return Verdict(all(right), tuple(zip(CHECKS, right, strict=True)), said, gradient.printed)
+    usages: list[Usage] = []
+    while len(usages) < len(STEPS) and not (usages and usages[-1].error):
+        usages.append(_usage(function, STEPS[len(usages)], seconds))
+    if usages[-1].error:
+        sentence, outcome = usages[-1].error, usages[-1].outcome
+        return Verdict(False, tuple((check, False) for check in CHECKS), sentence + aside(outcome), outcome.printed)
+    gradient, small, large = accumulate(function, seconds=seconds), usages[0], usages[-1]
+    single, growth = large.peak < 1 + SMALL, large.peak + large.outputs - small.peak - small.outputs
+    right = (gradient.passed, single, growth < SMALL, large.rest < SMALL)
+    sentence = "" if gradient.passed else gradient.sentence
+    sentence = f"{sentence} {'' if all(right[1:]) else _cause(large)}".strip() or PRAISE
+    return Verdict(all(right), tuple(zip(CHECKS, right, strict=True)), sentence, gradient.printed)
 
 
 def _window(K: int) -> tuple[Net, list[Batch]]:
     return Net(K, 16), split(*batch(K, 2 * K, 16, text="made"), K)
 
 
-def _held(function: Function, K: int, seconds: float) -> Held:
+def _usage(function: Function, K: int, seconds: float) -> Usage:
     model, microbatches = _window(K)
-    needed = watch(model, microbatches[:1], rules.token_mean).peak
+    unit = watch(model, microbatches[:1], rules.token_mean).peak
     model.zero_grad()
-    watched = Watched(model, microbatches)
+    arguments = LoopArguments(model, microbatches)
     outputs = _Outputs(model)
     first: list[int] = []
-    watched.weights[0].register_post_accumulate_grad_hook(lambda _: first.append(watched.calls))
-    with Kept(*watched.weights, *watched.inputs) as kept:
-        outcome = sandbox.run(function, watched.model, watched.given, seconds=seconds)
-    held = Held(
+    arguments.weights[0].register_post_accumulate_grad_hook(lambda _: first.append(arguments.calls))
+    with Kept(*arguments.weights, *arguments.inputs) as saved:
+        outcome = sandbox.run(function, arguments.model, arguments.microbatches, seconds=seconds)
+    usage = Usage(
         K,
-        forwards=watched.calls,
-        passes=watched.passes,
-        first=first[0] if first else watched.calls,
-        peak=kept.peak / needed,
-        outputs=outputs.most / needed,
-        left=kept.bytes / needed,
+        forwards=arguments.calls,
+        passes=arguments.passes,
+        first=first[0] if first else arguments.calls,
+        peak=saved.peak / unit,
+        outputs=outputs.most / unit,
+        rest=saved.bytes / unit,
         outcome=outcome,
-        error=outcome.error or watched.fault(outcome.value),
+        error=outcome.error or arguments.fault(outcome.value),
     )
-    watched.model.zero_grad()  # with create_graph=True a gradient and its graph hold each other
-    return held
+    arguments.model.zero_grad()  # with create_graph=True a gradient and its graph hold each other
+    return usage
 
 
 class _Outputs:
     """Bytes of a model's earlier outputs that are alive when a forward begins: the most there were."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.most, self.given = 0, list[weakref.ref[torch.UntypedStorage]]()
+        self.most, self.references = 0, list[weakref.ref[torch.UntypedStorage]]()
         model.register_forward_pre_hook(self._look)
         model.register_forward_hook(self._keep)
 
     def _look(self, *_: object) -> None:
-        self.most = max(self.most, sum(each.nbytes() for each in (ref() for ref in self.given) if each is not None))
+        alive = [each for each in (reference() for reference in self.references) if each is not None]
+        self.most = max(self.most, sum(each.nbytes() for each in alive))
 
     def _keep(self, _: nn.Module, inputs: object, output: Tensor) -> None:
-        self.given.append(weakref.ref(output.untyped_storage()))  # lives as long as any view of the output
+        self.references.append(weakref.ref(output.untyped_storage()))  # lives as long as any view of the output
 
 
 # Saying it.
@@ -129,7 +130,7 @@ class _Outputs:
 class Cause:
     """Why more is held than one microbatch needs: how it is recognised, how it is said, and the fix."""
 
-    holds: Callable[[Held], bool]
+    holds: Callable[[Usage], bool]
     words: str
     fix: str
 
@@ -176,24 +177,23 @@ CAUSES = (
         f"{NUMBERS}; the tensor stays as large when it is detached",
     ),
     Cause(
-        lambda h: h.left > SMALL,
+        lambda h: h.rest > SMALL,
         "When your function returns, a graph is still kept by what it returns, after retain_graph=True",
         "leave retain_graph out, and return a number",
     ),
 )
 
 
-def _cause(held: Held) -> str:
+def _cause(usage: Usage) -> str:
     """The first cause that fits, the multiple, and the fix."""
-    found = next((cause for cause in CAUSES if cause.holds(held)), None)
-    at_once = (
-        f"{three(max(held.peak + held.outputs, held.left))} times what one microbatch needs, in a window of {held.K}"
-    )
-    if found is None:
+    cause = next((cause for cause in CAUSES if cause.holds(usage)), None)
+    most = three(max(usage.peak + usage.outputs, usage.rest))
+    at_once = f"{most} times what one microbatch needs, in a window of {usage.K}"
+    if cause is None:
         return f"Your loop holds {at_once}."
-    forwards = f"{word(held.forwards)} forward{'s' if held.forwards > 1 else ''}"
-    told = {"Forwards": forwards.capitalize(), "k": word(held.K), "passes": word(held.passes)}
-    return f"{found.words.format_map(told)}: {at_once}. The fix: {found.fix}."
+    forwards = f"{word(usage.forwards)} forward{'s' if usage.forwards > 1 else ''}"
+    figures = {"Forwards": forwards.capitalize(), "k": word(usage.K), "passes": word(usage.passes)}
+    return f"{cause.words.format_map(figures)}: {at_once}. The fix: {cause.fix}."
 
 
 # The bytes of a step.
@@ -228,8 +228,8 @@ KEPT: dict[str, Bytes] = {
 def _training_bytes(
     slips: tuple[str, str, str], parameters: int, itemsize: int, optimizer: str, kept: int, b: int, K: int
 ) -> float:
-    copies, item, held = slips
-    return parameters * COPIES[copies](STATES[optimizer], K) * ITEM[item](itemsize) + KEPT[held](kept, b, K, itemsize)
+    copies, item, graph = slips
+    return parameters * COPIES[copies](STATES[optimizer], K) * ITEM[item](itemsize) + KEPT[graph](kept, b, K, itemsize)
 
 
 def _slips() -> dict[str, Bytes]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from labkit.device import quota_threads
 from labkit.exercise import sandbox
 from labkit.exercise.formula import Exercise
-from labkit.exercise.verdict import Function, Verdict, aside, exercise, listed, refused
+from labkit.exercise.verdict import Function, Verdict, aside, exercise, join, refusal
 from labkit.fit import distance, flat
 from labkit.images import draw, split
 from labkit.normalization import effective_momentum, pooled
@@ -61,57 +61,57 @@ def frozen(function: Function, *, seconds: float = 5.0) -> Verdict:
     The model has two BatchNorm2d, one of them inside a block, and a dropout; it comes in training mode, and is changed
     in place. float64. What stops the function is contained by `sandbox.run`.
     """
-    if why := refused(function, "model"):
+    if why := refusal(function, "model"):
         return Verdict(False, tuple((check, False) for check in CHECKS), why, "")
     with torch.random.fork_rng(devices=[]):
         model, before = Net(), Net()
         outcome = sandbox.run(function, model, seconds=seconds)
         if outcome.error:
             return Verdict(False, tuple((check, False) for check in CHECKS), outcome.error, outcome.printed)
-        held, sentence = _judged(model, before, outcome.value)
-    return Verdict(all(held), tuple(zip(CHECKS, held, strict=True)), sentence + aside(outcome), outcome.printed)
+        results, sentence = _judge(model, before, outcome.value)
+    return Verdict(all(results), tuple(zip(CHECKS, results, strict=True)), sentence + aside(outcome), outcome.printed)
 
 
-def _judged(model: Net, before: Net, value: object) -> tuple[list[bool], str]:
+def _judge(model: Net, before: Net, value: object) -> tuple[list[bool], str]:
     """Which checks hold, and the first fault."""
     modes = {name: module.training for name, module in model.named_modules()}
-    kept = _same(model, before)
+    same = _same(model, before)
     error, explained = _difference(model)
-    stay = kept and _stays(model, before)
+    stay = same and _stays(model, before)
     drops = model.dropout.training and model.dropout.p == before.dropout.p
-    stuck = [name for name, p in model.named_parameters() if not p.requires_grad]
-    held = [error <= explained, stay, drops, not stuck, kept]
-    faults = (*_layers(model, modes, error, explained, stay), *_others(drops, stuck, kept))
-    if isinstance(value, nn.Module) and value is not model and not all(held):
-        return held, "Your function returns another model: change the one it is given, which the optimizer knows."
-    right = f"Right: microbatches are {error:.1g} off one batch, and rounding alone explains {explained:.1g}."
-    return held, next(iter(faults), right)
+    untrainable = [name for name, p in model.named_parameters() if not p.requires_grad]
+    results = [error <= explained, stay, drops, not untrainable, same]
+    faults = (*_layers(model, modes, error, explained, stay), *_others(drops, untrainable, same))
+    if isinstance(value, nn.Module) and value is not model and not all(results):
+        return results, "Your function returns another model: change the one it is given, which the optimizer knows."
+    praise = f"Right: microbatches are {error:.1g} off one batch, and rounding alone explains {explained:.1g}."
+    return results, next(iter(faults), praise)
 
 
 def _layers(model: Net, modes: dict[str, bool], error: float, explained: float, stay: bool) -> Iterator[str]:
     """What is wrong with the BatchNorm layers."""
     norms = {name: module for name, module in model.named_modules() if isinstance(module, NORM)}
-    off = f"the gradient of four microbatches is still {percent(error)} off that of one batch"
+    gap = f"the gradient of four microbatches is still {percent(error)} off that of one batch"
     if error > explained:
         eager = [name for name in norms if modes[name]]
         if 0 < len(eager) < len(norms):
-            yield f"{listed(eager)} still looks at the batch: go through model.modules(), which finds nested ones too."
+            yield f"{join(eager)} still looks at the batch: go through model.modules(), which finds nested ones too."
         if any(norm.running_mean is None or not norm.track_running_stats for norm in norms.values()):
-            yield f"Without running statistics a BatchNorm uses those of the microbatch in eval mode too: {off}."
+            yield f"Without running statistics a BatchNorm uses those of the microbatch in eval mode too: {gap}."
         if not all(p.requires_grad for norm in norms.values() for p in norm.parameters()):
-            yield f"requires_grad=False freezes a layer's weight and bias, which do not look at the batch: {off}."
+            yield f"requires_grad=False freezes a layer's weight and bias, which do not look at the batch: {gap}."
         if stay:
-            yield f"The running statistics stand still, and the layers do not use them: {off}. Call .eval() on them."
-        yield f"The layers still normalise by their own microbatch: {off}. Call .eval() on each BatchNorm."
+            yield f"The running statistics stand still, and the layers do not use them: {gap}. Call .eval() on them."
+        yield f"The layers still normalise by their own microbatch: {gap}. Call .eval() on each BatchNorm."
 
 
-def _others(drops: bool, stuck: list[str], kept: bool) -> Iterator[str]:
+def _others(drops: bool, untrainable: list[str], same: bool) -> Iterator[str]:
     """What is wrong with all else."""
     if not drops:
         yield "Your function switches dropout off too: put only the BatchNorm layers in eval mode."
-    if stuck:
-        yield f"{listed(stuck)} would never train again: requires_grad has nothing to do with the statistics."
-    if not kept:
+    if untrainable:
+        yield f"{join(untrainable)} would never train again: requires_grad has nothing to do with the statistics."
+    if not same:
         yield "In eval mode the model gives other outputs than before: leave layers, weights and statistics alone."
 
 
@@ -120,11 +120,11 @@ def _same(model: Net, before: Net) -> bool:
     modes = [(module, module.training) for module in model.modules()]
     images, _ = draw(5, 8)
     with torch.no_grad():
-        found, right = model.eval()(images), before.eval()(images)
+        outputs, reference = model.eval()(images), before.eval()(images)
     for module, training in modes:
         module.training = training
     before.train()
-    return torch.equal(found, right)
+    return torch.equal(outputs, reference)
 
 
 def _difference(model: Net) -> tuple[float, float]:
@@ -133,12 +133,12 @@ def _difference(model: Net) -> tuple[float, float]:
     microbatches = split(*draw(6, 24), 4)
     whole = [tuple(torch.cat(each) for each in zip(*microbatches, strict=True))]
     parts = torch.stack([_gradient(model, [each]) for each in microbatches])
-    right = _gradient(model, whole)  # type: ignore[arg-type]
+    reference = _gradient(model, whole)  # type: ignore[arg-type]
     model.dropout.training = training
-    if not right.any():
+    if not reference.any():
         return 0.0, 0.0
-    bound = tolerance(parts, count=24 * 64, depth=24 * 64, dtype=torch.float64, result=float(right.norm()))
-    return distance(parts.sum(0), right).relative_error, bound.value
+    bound = tolerance(parts, count=24 * 64, depth=24 * 64, dtype=torch.float64, result=float(reference.norm()))
+    return distance(parts.sum(0), reference).relative_error, bound.value
 
 
 def _gradient(model: Net, batches: list[tuple[Tensor, Tensor]]) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from labkit.exercise import sandbox
-from labkit.exercise.verdict import Function, Verdict, aside, exercise, refused, within
+from labkit.exercise.verdict import Function, Verdict, aside, exercise, refusal, within
 from labkit.nets import IGNORE
 from labkit.packing import rows
 
@@ -21,44 +21,44 @@ CASES: dict[str, list[int]] = {
 }
 
 
-def judged(
+def judge(
     function: Function,
     names: tuple[str, ...],
-    given: Callable[[list[int]], tuple[object, ...]],
+    arguments_of: Callable[[list[int]], tuple[object, ...]],
     fault: Callable[[object, list[int], tuple[object, ...]], str],
     hint: Callable[[dict[str, object]], str],
     seconds: float,
 ) -> Verdict:
     """Run it in every case; the first fault is told with its numbers, and the slip that explains all cases."""
-    if why := refused(function, *names):
+    if why := refusal(function, *names):
         return Verdict(False, tuple((check, False) for check in CASES), why, "")
     outcomes: list[sandbox.Outcome] = []
     faults = []
     for lengths in CASES.values():
-        left, arguments = seconds - sum(outcome.seconds for outcome in outcomes), given(list(lengths))
-        outcomes.append(sandbox.run(function, *arguments, seconds=max(left, 0.01)))
+        remaining, arguments = seconds - sum(outcome.seconds for outcome in outcomes), arguments_of(list(lengths))
+        outcomes.append(sandbox.run(function, *arguments, seconds=max(remaining, 0.01)))
         faults.append(outcomes[-1].error or fault(outcomes[-1].value, lengths, arguments))
     checks = tuple((check, not each) for check, each in zip(CASES, faults, strict=True))
     wrong = [at for at, each in enumerate(faults) if each]
     if not wrong:
         return Verdict(True, checks, "Right in all cases." + aside(outcomes[0]), outcomes[0].printed)
     first = outcomes[wrong[0]]
-    said = within(list(CASES)[wrong[0]], faults[wrong[0]])
+    sentence = within(list(CASES)[wrong[0]], faults[wrong[0]])
     values = {check: each.value for check, each in zip(CASES, outcomes, strict=True) if not each.error}
-    return Verdict(False, checks, f"{said} {hint(values)}".strip() + aside(first), first.printed)
+    return Verdict(False, checks, f"{sentence} {hint(values)}".strip() + aside(first), first.printed)
 
 
 def slip(values: Mapping[str, object], slips: Mapping[str, Callable[[list[int]], Tensor]], read: Function) -> str:
     """The words of the first slip that gives what was returned in all cases."""
-    found = {check: read(value) for check, value in values.items()}
+    answers = {check: read(value) for check, value in values.items()}
     for words, wrong in slips.items():
-        if found and all(_same(each, wrong(CASES[check])) for check, each in found.items()):
+        if answers and all(_same(each, wrong(CASES[check])) for check, each in answers.items()):
             return words
     return ""
 
 
-def _same(found: object, expected: Tensor) -> bool:
-    return isinstance(found, Tensor) and found.shape == expected.shape and bool((found == expected).all())
+def _same(answer: object, expected: Tensor) -> bool:
+    return isinstance(answer, Tensor) and answer.shape == expected.shape and bool((answer == expected).all())
 
 
 def _tensor(value: object) -> Tensor | None:
@@ -69,13 +69,13 @@ def _tensor(value: object) -> Tensor | None:
         return None
 
 
-def _shape(value: object, expected: tuple[int, ...], asked: str) -> str:
+def _shape(value: object, expected: tuple[int, ...], requirement: str) -> str:
     """What is wrong before any number is looked at."""
-    found = _tensor(value)
-    if found is None:
-        return f"Your function returns {'None' if value is None else f'a {type(value).__name__}'}, and {asked}."
-    if tuple(found.shape) != expected:
-        return f"Your function returns the shape {tuple(found.shape)}, and {expected} is asked: {asked}."
+    answer = _tensor(value)
+    if answer is None:
+        return f"Your function returns {'None' if value is None else f'a {type(value).__name__}'}, and {requirement}."
+    if tuple(answer.shape) != expected:
+        return f"Your function returns the shape {tuple(answer.shape)}, and {expected} is asked: {requirement}."
     return ""
 
 
@@ -139,7 +139,7 @@ def block_mask(function: Function, *, seconds: float = 5.0) -> Verdict:
 
     bool, or whole numbers 0 and 1. `seconds` is for all cases together.
     """
-    return judged(
+    return judge(
         function,
         ("lengths",),
         lambda lengths: (lengths,),
@@ -152,15 +152,15 @@ def block_mask(function: Function, *, seconds: float = 5.0) -> Verdict:
 def _mask_fault(value: object, lengths: list[int]) -> str:
     """What is wrong with a mask, or nothing."""
     T = sum(lengths)
-    if said := _shape(value, (T, T), "a row and a column for each of the row's tokens"):
-        return said
-    found = torch.as_tensor(value).detach().cpu()
-    if found.is_floating_point() and bool(found.isinf().any()):
+    if fault := _shape(value, (T, T), "a row and a column for each of the row's tokens"):
+        return fault
+    mask = torch.as_tensor(value).detach().cpu()
+    if mask.is_floating_point() and bool(mask.isinf().any()):
         return "Your mask holds −∞, to be added to the scores: asked is True where a token may look, else False."
-    if bool(((found != 0) & (found != 1)).any()):
-        other = found[(found != 0) & (found != 1)].flatten()[0].item()
+    if bool(((mask != 0) & (mask != 1)).any()):
+        other = mask[(mask != 0) & (mask != 1)].flatten()[0].item()
         return f"Your mask holds {other}: asked is True where a token may look, else False."
-    owner, looks = rows.document_of(lengths), found.bool()
+    owner, looks = rows.document_of(lengths), mask.bool()
     own = owner[:, None] == owner
     return (
         _pairs(looks & ~own, owner, "pair leaks", "pairs leak", "may look at")
@@ -179,8 +179,8 @@ def _pairs(wrong: Tensor, owner: Tensor, one: str, many: str, may: str) -> str:
 
 
 def _count(wrong: Tensor, one: str, many: str) -> str:
-    found = int(wrong.sum())
-    return f"{found} {many if found > 1 else one}"
+    count = int(wrong.sum())
+    return f"{count} {many if count > 1 else one}"
 
 
 # The targets.
@@ -245,7 +245,7 @@ No boundary is ignored: set the label of each document's first token to -100.
     Labels stand beside their tokens, and the loss shifts them: the label at t + 1 judges the logits at t. So the very
     first label is never used, and may be anything. `seconds` is for all cases together.
     """
-    return judged(
+    return judge(
         function,
         ("tokens", "lengths"),
         lambda lengths: (_tokens(lengths), lengths),
@@ -256,23 +256,23 @@ No boundary is ignored: set the label of each document's first token to -100.
 
 
 def _without_first(value: object) -> Tensor | None:
-    found = _tensor(value)
-    return None if found is None or not found.dim() else found[1:]
+    labels = _tensor(value)
+    return None if labels is None or not labels.dim() else labels[1:]
 
 
 def _but_first(wrong: Callable[[list[int]], Tensor]) -> Callable[[list[int]], Tensor]:
     return lambda lengths: wrong(lengths)[1:]
 
 
-def _label_fault(value: object, lengths: list[int], given: tuple[object, ...]) -> str:
+def _label_fault(value: object, lengths: list[int], arguments: tuple[object, ...]) -> str:
     """What is wrong with labels, or nothing."""
     tokens = _tokens(lengths)
-    if not _same(given[0], tokens):
+    if not _same(arguments[0], tokens):
         return (
             "Your function changed the tokens that it was given, and the model reads them: begin with tokens.clone()."
         )
-    if said := _shape(value, (len(tokens),), "a label for each token"):
-        return said
+    if fault := _shape(value, (len(tokens),), "a label for each token"):
+        return fault
     labels = torch.as_tensor(value).detach().cpu()
     if labels.is_floating_point() or labels.dtype == torch.bool:
         return f"Your labels are of {labels.dtype}: whole numbers are asked, the tokens themselves or -100."
@@ -291,8 +291,8 @@ def _misplaced(labels: Tensor, tokens: Tensor, lengths: list[int]) -> str:
         t = int(other.nonzero()[0])
         many = _count(other, "label is not its token", "labels are not their tokens")
         return f"{many}: at {t} stands {labels[t]}, and the token is {tokens[t]}."
-    if (lost := ~start & used & ~counted).any():
-        t = int(lost.nonzero()[0])
-        many = _count(lost, "good target is lost", "good targets are lost")
+    if (missing := ~start & used & ~counted).any():
+        t = int(missing.nonzero()[0])
+        many = _count(missing, "good target is lost", "good targets are lost")
         return f"{many}: token {t} stands behind another one of document {document[t]}, which can predict it."
     return ""

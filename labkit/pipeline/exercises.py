@@ -16,7 +16,7 @@ from labkit.denominators import DENOMINATORS, RULES, counts
 from labkit.device import quota_threads
 from labkit.exercise import sandbox
 from labkit.exercise.formula import Exercise
-from labkit.exercise.verdict import EMPTY, ROUNDED, Function, Verdict, aside, exercise, refused, within
+from labkit.exercise.verdict import EMPTY, ROUNDED, Function, Verdict, aside, exercise, refusal, within
 from labkit.fit import distance, fit, flat, gradient
 from labkit.nets import IGNORE
 from labkit.pipeline.stages import data, model
@@ -128,23 +128,23 @@ def pipeline_loss(function: Function, scale_grads: bool = True, *, seconds: floa
     they shall leave the gradient of the token mean. Run through a schedule in this process: a backward pass for each
     microbatch, then a division by their number where scale_grads is True.
     """
-    held = dict.fromkeys((check for check, *_ in BATCHES), False)
-    why = refused(function, "logits", "targets", "N")
+    checks = dict.fromkeys((check for check, *_ in BATCHES), False)
+    why = refusal(function, "logits", "targets", "N")
     if not isinstance(scale_grads, bool):
         why = f"scale_grads = {scale_grads!r} is neither True nor False."
     if why:
-        return Verdict(False, tuple(held.items()), why, "")
+        return Verdict(False, tuple(checks.items()), why, "")
     runs: list[Run] = []
     for batch in BATCHES:
         runs.append(run(function, scale_grads, batch, seconds / len(BATCHES)))
         if runs[-1].outcome.late:
             break
-    for check in held:
-        mine = [each.right for each in runs if each.check == check]
-        held[check] = bool(mine) and all(mine)
-    shown = next((each for each in runs if not each.right), runs[0])
-    sentence = PRAISE if all(held.values()) else _said(runs, scale_grads)
-    return Verdict(all(held.values()), tuple(held.items()), sentence + aside(shown.outcome), shown.outcome.printed)
+    for check in checks:
+        results = [each.right for each in runs if each.check == check]
+        checks[check] = bool(results) and all(results)
+    outcome = next((each for each in runs if not each.right), runs[0]).outcome
+    sentence = PRAISE if all(checks.values()) else _sentence(runs, scale_grads)
+    return Verdict(all(checks.values()), tuple(checks.items()), sentence + aside(outcome), outcome.printed)
 
 
 PRAISE = "Right: in every batch, a valid token weighs 1/N, whatever microbatch it stands in."
@@ -160,14 +160,14 @@ def run(
         targets[empty] = IGNORE
     whole, N, valid = model(2, seed), int((targets != IGNORE).sum()), (targets != IGNORE).any(1)
     outcome, fault = scheduled(function, scale_grads, whole, (tokens, targets), microbatches, seconds)
-    found, S = flat(gradient(whole)), sums(whole, tokens, targets)
-    if fault or not found.isfinite().all():
+    g, S = flat(gradient(whole)), sums(whole, tokens, targets)
+    if fault or not g.isfinite().all():
         nothing = torch.full((int(valid.sum()),), math.nan)
         return Run(check, targets, microbatches, outcome, fault, nothing, math.nan, False)
     bound = tolerance(S, count=N, depth=depth(whole), dtype=S.dtype).value
-    right = distance(found, S.sum(0) / N).relative_error <= max(ROUNDED, bound)
-    fitted = fit(found, S[valid])
-    return Run(check, targets, microbatches, outcome, fault, fitted.values * N, fitted.residual, right)
+    right = distance(g, S.sum(0) / N).relative_error <= max(ROUNDED, bound)
+    weights = fit(g, S[valid])
+    return Run(check, targets, microbatches, outcome, fault, weights.values * N, weights.residual, right)
 
 
 def scheduled(
@@ -219,44 +219,44 @@ WORDS = RULES | {("1", 1): "token-sum", ("padded", 1): "padded-count", ("s b", 1
 FIX = "return the sum over this microbatch's valid tokens divided by N, with scale_grads=False"
 
 
-def _said(runs: Sequence[Run], scale_grads: bool) -> str:
+def _sentence(runs: Sequence[Run], scale_grads: bool) -> str:
     """What befell the first batch, or what the weights are, and what befell a later one."""
-    lost = next((each for each in runs if not each.finite), None)
-    measured = [each for each in runs if each.finite]
-    wrong = [each for each in measured if not each.right]
-    said = _named(measured, wrong[0], scale_grads) if wrong and lost is not runs[0] else ""
-    if lost is None:
-        return said
-    zero = ": a mean over 0 targets is 0/0, the sum over them is 0" if lost.check == EMPTY else ""
-    what = lost.fault or f"The gradient is not finite{zero}."
-    return what if lost is runs[0] else f"{said} {within(lost.check, what)}".strip()
+    failure = next((each for each in runs if not each.finite), None)
+    finite = [each for each in runs if each.finite]
+    wrong = [each for each in finite if not each.right]
+    sentence = _diagnosis(finite, wrong[0], scale_grads) if wrong and failure is not runs[0] else ""
+    if failure is None:
+        return sentence
+    zero = ": a mean over 0 targets is 0/0, the sum over them is 0" if failure.check == EMPTY else ""
+    what = failure.fault or f"The gradient is not finite{zero}."
+    return what if failure is runs[0] else f"{sentence} {within(failure.check, what)}".strip()
 
 
-def _named(measured: Sequence[Run], shown: Run, scale_grads: bool) -> str:
+def _diagnosis(runs: Sequence[Run], example: Run, scale_grads: bool) -> str:
     """The word and the words for a way that gives the weights in all batches, or the weights as they are."""
-    told = ", ".join(dict.fromkeys(three(weight) for weight in shown.weights.tolist()))
-    weigh = f"the tokens of your microbatches weigh {told} times 1/N"
-    if not any(each.weights.abs().max() > ROUNDED for each in measured):
+    figures = ", ".join(dict.fromkeys(three(weight) for weight in example.weights.tolist()))
+    weigh = f"the tokens of your microbatches weigh {figures} times 1/N"
+    if not any(each.weights.abs().max() > ROUNDED for each in runs):
         return f"no-step: the gradient is zero. The fix: {FIX}."
-    if max(each.residual for each in measured) <= ROUNDED:
+    if max(each.residual for each in runs) <= ROUNDED:
         for (name, words), power in itertools.product(DIVIDED.items(), (0, 1, 2, -1)):
-            if _close(_factors(measured, name, power), 1.0):
+            if _close(_factors(runs, name, power), 1.0):
                 word = WORDS.get((name, power), "unknown")
-                return f"{word}: {weigh}. {_by(words, power, shown.microbatches, scale_grads)} The fix: {FIX}."
+                return f"{word}: {weigh}. {_by(words, power, example.microbatches, scale_grads)} The fix: {FIX}."
         for name, words in DIVIDED.items():
-            factors = _factors(measured, name, int(scale_grads))
+            factors = _factors(runs, name, int(scale_grads))
             always = float(factors[0])
             if _close(factors, always):
                 by = f"divided by {three(1 / always)}" if always < 1 else f"multiplied by {three(always)}"
                 return f"unknown: {weigh}. Your loss is {words}, {by} whatever M is. The fix: {FIX}."
         return f"unknown: {weigh}, and no usual way gives these weights. The fix: {FIX}."
-    return f"unknown: {three(100 * shown.residual)} % of your gradient is that of no sum over tokens. The fix: {FIX}."
+    return f"unknown: {three(100 * example.residual)} % of your gradient is that of no sum over tokens. The fix: {FIX}."
 
 
-def _factors(measured: Sequence[Run], name: str, power: int) -> Tensor:
+def _factors(runs: Sequence[Run], name: str, power: int) -> Tensor:
     """The weights found over those of a loss that is divided so, and `power` times by M; 1: that is what it was."""
-    c = counts(*(run.batch for run in measured))
-    return torch.cat([run.weights for run in measured]) * DENOMINATORS[name].count(c) * c.K**power / c.N
+    c = counts(*(run.batch for run in runs))
+    return torch.cat([run.weights for run in runs]) * DENOMINATORS[name].count(c) * c.K**power / c.N
 
 
 def _close(factors: Tensor, value: float) -> bool:

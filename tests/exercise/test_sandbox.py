@@ -109,7 +109,7 @@ def test_an_import_is_not_broken_off(tmp_path: Any, monkeypatch: pytest.MonkeyPa
 
 def test_a_loop_is_stopped_in_a_script_that_is_being_imported(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "an_exercise.py").write_text(
-        "from labkit.check import sandbox\n\ndef endless():\n    while True: pass\n\n"
+        "from labkit.exercise import sandbox\n\ndef endless():\n    while True: pass\n\n"
         "outcome = sandbox.run(endless, seconds=0.2)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)

@@ -15,7 +15,7 @@ from labkit import check, rules
 from labkit.corpus import Batch
 from labkit.exercise.verdict import Verdict
 from labkit.memory import OPTIMIZERS, graphs, step
-from labkit.memory.exercises import CAUSES, COPIES, ITEM, KEPT, STEPS, TRAINING_BYTES, _held, _window
+from labkit.memory.exercises import CAUSES, COPIES, ITEM, KEPT, STEPS, TRAINING_BYTES, _usage, _window
 from labkit.nets import next_token_loss, valid_tokens
 
 torch.set_num_threads(1)
@@ -267,15 +267,15 @@ def test_the_windows_hold_equal_microbatches() -> None:
 
 
 def test_no_cause_is_left_without_a_loop() -> None:
-    held = [_held(loop, 8, 5.0) for loop, *_ in WRONG.values()]
+    held = [_usage(loop, 8, 5.0) for loop, *_ in WRONG.values()]
     found = {next(at for at, cause in enumerate(CAUSES) if cause.holds(each)) for each in held}
     assert found == set(range(len(CAUSES)))
 
 
 def test_what_a_lean_loop_holds_is_one_microbatch() -> None:
     for loop in RIGHT[:3]:
-        held = _held(loop, 8, 5.0)
-        assert (held.peak, held.left, held.error) == (1, 0, "")
+        held = _usage(loop, 8, 5.0)
+        assert (held.peak, held.rest, held.error) == (1, 0, "")
 
 
 # The bytes of a step.

@@ -23,8 +23,8 @@ from labkit.corpus import Batch, batch, split
 from labkit.denominators import Counts, counts
 from labkit.device import quota_threads
 from labkit.exercise import sandbox
-from labkit.exercise.verdict import EMPTY, ROUNDED, Function, Verdict, aside, exercise, listed, refused, within
-from labkit.exercise.watched_arguments import Watched
+from labkit.exercise.verdict import EMPTY, ROUNDED, Function, Verdict, aside, exercise, join, refusal, within
+from labkit.exercise.watched_arguments import LoopArguments
 from labkit.fit import fit
 from labkit.nets import IGNORE, Transformer, sequence_gradients
 from labkit.rules import rule
@@ -66,22 +66,24 @@ class Run:
     fault: str  # what it did to the model or the microbatches, or that it left no gradient
     passes: int  # backward passes that reached .grad
     gradient: list[Tensor]
-    found: Comparison | None
+    comparison: Comparison | None
 
     @property
     def right(self) -> bool:
         """Whether its gradient is the full batch's, up to rounding."""
-        return self.found is not None and self.found.relative_error <= max(ROUNDED, self.found.tolerance.value)
+        c = self.comparison
+        return c is not None and c.relative_error <= max(ROUNDED, c.tolerance.value)
 
     @property
     def finite(self) -> bool:
         """Whether there is a gradient, and weights in it."""
-        return self.found is not None and math.isfinite(self.found.norm)
+        return self.comparison is not None and math.isfinite(self.comparison.norm)
 
     @property
     def weights(self) -> Tensor:
         """Fitted weight × N of every sequence with a valid token."""
-        return self.found.sequence_weights[self.found.counts > 0] if self.found else torch.zeros(0)
+        c = self.comparison
+        return c.sequence_weights[c.counts > 0] if c else torch.zeros(0)
 
 
 @exercise
@@ -99,30 +101,30 @@ def accumulate(function: Function, *, seconds: float = 5.0) -> Verdict:
     its .grad is clear at the start, and nothing else of it may change. A loop is right where its gradient is the full
     batch's up to rounding. `seconds`: for all windows together; what stops a loop is contained by `sandbox.run`.
     """
-    held = dict.fromkeys((check for check, *_ in WINDOWS), False)
-    if why := refused(function, "model", "microbatches"):
-        return Verdict(False, tuple(held.items()), why, "")
+    checks = dict.fromkeys((check for check, *_ in WINDOWS), False)
+    if why := refusal(function, "model", "microbatches"):
+        return Verdict(False, tuple(checks.items()), why, "")
     runs: list[Run] = []
     for check, seed, *window in WINDOWS:
-        left = max(seconds - sum(run.outcome.seconds for run in runs), seconds / 5)
-        runs.append(_run(function, check, seed, _window(seed, *window), left))
+        remaining = max(seconds - sum(run.outcome.seconds for run in runs), seconds / 5)
+        runs.append(_run(function, check, seed, _window(seed, *window), remaining))
         if runs[-1].outcome.late:
             break
     right = [run.right for run in runs] + [False] * (len(WINDOWS) - len(runs))
-    for check in held:
-        held[check] = all(ok for ok, row in zip(right, WINDOWS, strict=True) if row[0] == check)
-    shown = next((run for run in runs if not run.right), runs[0]).outcome
-    sentence = _praise(runs) if all(held.values()) else _faults(runs)
-    return Verdict(all(held.values()), tuple(held.items()), sentence + aside(shown), shown.printed)
+    for check in checks:
+        checks[check] = all(ok for ok, row in zip(right, WINDOWS, strict=True) if row[0] == check)
+    outcome = next((run for run in runs if not run.right), runs[0]).outcome
+    sentence = _praise(runs) if all(checks.values()) else _faults(runs)
+    return Verdict(all(checks.values()), tuple(checks.items()), sentence + aside(outcome), outcome.printed)
 
 
 def _run(function: Function, check: str, seed: int, microbatches: list[Batch], seconds: float) -> Run:
-    watched = Watched(_model(seed), microbatches)
-    outcome = sandbox.run(function, watched.model, watched.given, seconds=seconds)
-    fault = "" if outcome.error else watched.fault(outcome.value)
+    arguments = LoopArguments(_model(seed), microbatches)
+    outcome = sandbox.run(function, arguments.model, arguments.microbatches, seconds=seconds)
+    fault = "" if outcome.error else arguments.fault(outcome.value)
     measured = not outcome.error and not fault
-    found = compare(_model(seed), microbatches, watched.hand_over) if measured else None
-    return Run(check, seed, microbatches, outcome, fault, watched.passes, watched.gradient, found)
+    comparison = compare(_model(seed), microbatches, arguments.hand_over) if measured else None
+    return Run(check, seed, microbatches, outcome, fault, arguments.passes, arguments.gradient, comparison)
 
 
 def _model(seed: int) -> Transformer:
@@ -131,50 +133,50 @@ def _model(seed: int) -> Transformer:
 
 # Saying it.
 
-Said = tuple[str, str]  # what is wrong, and the fix
+Finding = tuple[str, str]  # what is wrong, and the fix
 
 
 def _praise(runs: list[Run]) -> str:
-    found = [run.found for run in runs if run.found]
-    worst, bound = max(each.relative_error for each in found), min(each.tolerance.value for each in found)
+    comparisons = [run.comparison for run in runs if run.comparison]
+    worst, bound = max(each.relative_error for each in comparisons), min(each.tolerance.value for each in comparisons)
     right = "Right: in every window a valid token weighs 1/N"
-    if all(each.equal for each in found):
+    if all(each.equal for each in comparisons):
         return f"{right}; the relative error is at most {worst:.1g}, and rounding alone explains {bound:.1g}."
     return f"{right}, but for a relative error of {worst:.1g}, as of a number in float32 on the way."
 
 
 def _faults(runs: list[Run]) -> str:
     """What befell the first window, or else what the weights are, and what befell a later one."""
-    lost = next((run for run in runs if not run.finite), None)
-    measured = [run for run in runs if run.finite]
-    wrong = [run for run in measured if not run.right]
-    said, fix = _named(measured, wrong[0]) if wrong and lost is not runs[0] else ("", "")
-    if lost:
-        zero = ": a mean over 0 targets is 0/0, the sum over them is 0" if lost.check == EMPTY else ""
-        what = lost.outcome.error or lost.fault or f"The gradient is not finite{zero}."
-        return f"{said} {within(lost.check, what)}".strip() if lost is not runs[0] else what
-    return f"{said} {fix and f'The fix: {fix}.'}".strip()
+    failure = next((run for run in runs if not run.finite), None)
+    finite = [run for run in runs if run.finite]
+    wrong = [run for run in finite if not run.right]
+    sentence, fix = _diagnosis(finite, wrong[0]) if wrong and failure is not runs[0] else ("", "")
+    if failure:
+        zero = ": a mean over 0 targets is 0/0, the sum over them is 0" if failure.check == EMPTY else ""
+        what = failure.outcome.error or failure.fault or f"The gradient is not finite{zero}."
+        return f"{sentence} {within(failure.check, what)}".strip() if failure is not runs[0] else what
+    return f"{sentence} {fix and f'The fix: {fix}.'}".strip()
 
 
-def _named(measured: list[Run], shown: Run) -> Said:
+def _diagnosis(runs: list[Run], example: Run) -> Finding:
     """What wrong gradients are; `shown` is the window that the numbers come from."""
-    if not any(run.weights.any() for run in measured):
-        return f"The gradient is zero: backward() ran {times(shown.passes)}, and .grad was cleared after it.", ""
-    if all(run.found.residual <= ROUNDED for run in measured if run.found):
-        return _loop(measured, shown) or _clipped(measured) or _plainly(shown)
-    return _clipped(measured) or _other_loss(shown) or _plainly(shown)
+    if not any(run.weights.any() for run in runs):
+        return f"The gradient is zero: backward() ran {times(example.passes)}, and .grad was cleared after it.", ""
+    if all(run.comparison.residual <= ROUNDED for run in runs if run.comparison):
+        return _loop(runs, example) or _clipped(runs) or _plainly(example)
+    return _clipped(runs) or _other_loss(example) or _plainly(example)
 
 
-def _loop(measured: list[Run], shown: Run) -> Said | None:
+def _loop(runs: list[Run], example: Run) -> Finding | None:
     """The simplest loop that predicts every weight; None where others as simple would differ in another window."""
-    f, everywhere = counts(*(run.microbatches for run in measured)), counts(*(_window(*row[1:]) for row in WINDOWS))
-    found = torch.cat([run.weights for run in measured])
-    fitting = [loop for loop in itertools.product(WHICH, DIVIDED, THEN) if _close(predicted(loop, f), found)]
-    if not fitting:
-        return _always(f, found, shown) if len(measured) > 2 else None
-    best = min(fitting, key=_cost)
-    equals = [predicted(loop, everywhere) for loop in fitting if _cost(loop) == _cost(best)]
-    return _story(best, shown, THEN[best[2]]) if all(_close(each, equals[0]) for each in equals) else None
+    f, everywhere = counts(*(run.microbatches for run in runs)), counts(*(_window(*row[1:]) for row in WINDOWS))
+    weights = torch.cat([run.weights for run in runs])
+    candidates = [loop for loop in itertools.product(WHICH, DIVIDED, THEN) if _close(predicted(loop, f), weights)]
+    if not candidates:
+        return _always(f, weights, example) if len(runs) > 2 else None
+    best = min(candidates, key=_cost)
+    equals = [predicted(loop, everywhere) for loop in candidates if _cost(loop) == _cost(best)]
+    return _story(best, example, THEN[best[2]]) if all(_close(each, equals[0]) for each in equals) else None
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
@@ -185,32 +187,32 @@ def _cost(loop: Loop) -> int:
     return WHICH[loop[0]].cost + DIVIDED[loop[1]].cost + THEN[loop[2]].cost
 
 
-def _always(f: Counts, found: Tensor, shown: Run) -> Said | None:
+def _always(f: Counts, weights: Tensor, example: Run) -> Finding | None:
     """A loop of the tables times one number that is the same in every window."""
     for which, divided in itertools.product(WHICH, DIVIDED):
         base = predicted((which, divided, ""), f)
-        factor = float(base @ found / (base @ base))
-        if factor and _close(factor * base, found):
+        factor = float(base @ weights / (base @ base))
+        if factor and _close(factor * base, weights):
             by = f"divided by {show(1 / factor)}" if abs(factor) < 1 - ROUNDED else f"multiplied by {show(factor)}"
-            return _story((which, divided, "always"), shown, replace(ALWAYS, words=ALWAYS.words.format(by=by)))
+            return _story((which, divided, "always"), example, replace(ALWAYS, words=ALWAYS.words.format(by=by)))
     return None
 
 
-def _story(loop: Loop, shown: Run, then: Part) -> Said:
+def _story(loop: Loop, example: Run, then: Part) -> Finding:
     """How much, by the fitted weights; why, in the words of the tables; and the fix."""
-    which, divided, f = WHICH[loop[0]], DIVIDED[loop[1]], counts(shown.microbatches)
-    told = {name: f"{float(values[0]):g}" for name, values in vars(f).items()}
-    told |= {"k": told["K"], "K": word(int(f.K[0])), "never": "" if then.words else " and never divided"}
+    which, divided, f = WHICH[loop[0]], DIVIDED[loop[1]], counts(example.microbatches)
+    figures = {name: f"{float(values[0]):g}" for name, values in vars(f).items()}
+    figures |= {"k": figures["K"], "K": word(int(f.K[0])), "never": "" if then.words else " and never divided"}
     name = f" ({NAMED[loop]})" if loop in NAMED else ""
     fix = rule(NAMED[loop]).fix if loop in NAMED else next(each.fix for each in (which, divided, then) if each.cost)
-    story = f"{told['K']} {divided.words}{then.words}".format_map(told)
+    story = f"{figures['K']} {divided.words}{then.words}".format_map(figures)
     if not which.cost:
-        return f"{_amount(shown.weights, f.s)}: {story}{name}.", fix
-    kept = _number(float(shown.weights[which.value(f) > 0].mean()))
+        return f"{_amount(example.weights, f.s)}: {story}{name}.", fix
+    weight = _number(float(example.weights[which.value(f) > 0].mean()))
     besides = f"; besides, {story}" if divided.cost or then.cost else ""
-    once = shown.passes == 1 and loop[0] == "last"
-    how = f"{which.words} in your gradient, with {kept} times the right weight".format_map(told)
-    return f"{how}: backward() ran {times(shown.passes)}{besides}{name}.", ONCE if once else fix
+    once = example.passes == 1 and loop[0] == "last"
+    how = f"{which.words} in your gradient, with {weight} times the right weight".format_map(figures)
+    return f"{how}: backward() ran {times(example.passes)}{besides}{name}.", ONCE if once else fix
 
 
 def _amount(weights: Tensor, tokens: Tensor) -> str:
@@ -229,14 +231,15 @@ def _number(value: float) -> str:
     return f"{value:.2f}" if 0.0995 <= abs(value) < 1000 else f"{value:.3g}" if abs(value) > 1e-9 else "0"
 
 
-def _clipped(measured: list[Run]) -> Said | None:
+def _clipped(runs: list[Run]) -> Finding | None:
     """A length that is the same in all windows, where the right ones differ."""
-    norms, rights = zip(*((run.found.norm, run.found.right_norm) for run in measured if run.found), strict=True)
-    if len(measured) < 3 or max(norms) > min(norms) * (1 + ROUNDED):
+    comparisons = [run.comparison for run in runs if run.comparison]
+    norms, rights = [each.norm for each in comparisons], [each.right_norm for each in comparisons]
+    if len(runs) < 3 or max(norms) > min(norms) * (1 + ROUNDED):
         return None
     span = f"the full batch's {_number(min(rights))} to {_number(max(rights))}"
-    said = f"Your gradient has the length {_number(norms[0])} in every window, {span}: it was clipped inside."
-    return said, "leave that to the caller, once the gradient is complete"
+    sentence = f"Your gradient has the length {_number(norms[0])} in every window, {span}: it was clipped inside."
+    return sentence, "leave that to the caller, once the gradient is complete"
 
 
 # Other losses: the microbatches with which next_token_loss gives the gradients they are made of.
@@ -254,25 +257,26 @@ OTHER_LOSSES: tuple[tuple[str, str, Callable[[Tensor, Tensor], list[Batch]]], ..
 )
 
 
-def _other_loss(shown: Run) -> Said | None:
-    for said, fix, pieces in OTHER_LOSSES:
-        rows = sequence_gradients(_model(shown.seed), [each for pair in shown.microbatches for each in pieces(*pair)])
-        if fit(shown.gradient, rows).residual <= ROUNDED:
-            return said, fix
+def _other_loss(example: Run) -> Finding | None:
+    for sentence, fix, pieces in OTHER_LOSSES:
+        microbatches = [each for pair in example.microbatches for each in pieces(*pair)]
+        rows = sequence_gradients(_model(example.seed), microbatches)
+        if fit(example.gradient, rows).residual <= ROUNDED:
+            return sentence, fix
     return None
 
 
-def _plainly(shown: Run) -> Said:
+def _plainly(example: Run) -> Finding:
     """The weights as they are, without a name."""
-    found = shown.found
-    assert found
-    if found.residual > ROUNDED:
-        share = f"{_number(100 * found.residual)} % of its length comes from elsewhere"
+    c = example.comparison
+    assert c
+    if c.residual > ROUNDED:
+        share = f"{_number(100 * c.residual)} % of its length comes from elsewhere"
         return f"Your gradient is no weighted sum of the microbatches' gradients: {share}.", ""
-    valid = found.counts > 0
-    weights, tokens, what = found.sequence_weights[valid], found.counts[valid], "sequences"
-    if _close(found.token_weights[found.microbatch][valid], weights):
-        tokens = torch.stack([found.counts[found.microbatch == m].sum() for m in range(len(shown.microbatches))])
-        weights, what = found.token_weights, "microbatches"
-    sizes, values = listed([f"{n:g}" for n in tokens.tolist()]), listed([_number(w) for w in weights.tolist()])
+    valid = c.counts > 0
+    weights, tokens, what = c.sequence_weights[valid], c.counts[valid], "sequences"
+    if _close(c.token_weights[c.microbatch][valid], weights):
+        tokens = torch.stack([c.counts[c.microbatch == m].sum() for m in range(len(example.microbatches))])
+        weights, what = c.token_weights, "microbatches"
+    sizes, values = join([f"{n:g}" for n in tokens.tolist()]), join([_number(w) for w in weights.tolist()])
     return f"The {what} of {sizes} tokens got {values} times the right weight: a loop that has no name here.", ""

@@ -12,7 +12,7 @@ from matplotlib.transforms import blended_transform_factory
 from labkit.acceptance import Record, candidates
 from labkit.acceptance.candidates import Followed
 from labkit.acceptance.record import FAILED, GATES, NOT_RUN, PASSED, UNSURE
-from labkit.exercise.verdict import listed
+from labkit.exercise.verdict import join
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment, sources, tables
 from labkit.wording import percent, show, three, with_unit
@@ -120,7 +120,7 @@ class Acceptance(Experiment[Record]):
     def headline(self, result: Record) -> str:
         stopped = next((gate.name for gate in result.gates if gate.outcome == FAILED), "")
         unsure = [gate.name for gate in result.gates if gate.outcome == UNSURE]
-        why = f"it fails at {stopped}" if stopped else f"open at {listed(unsure)}" if unsure else "four gates passed"
+        why = f"it fails at {stopped}" if stopped else f"open at {join(unsure)}" if unsure else "four gates passed"
         return f"{result.verdict.capitalize()}: {why}"
 
     def describe(self, result: Record) -> str:

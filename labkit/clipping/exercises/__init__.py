@@ -19,7 +19,7 @@ from labkit.corpus import Batch, batch, split
 from labkit.device import quota_threads
 from labkit.exercise import sandbox
 from labkit.exercise.formula import Exercise
-from labkit.exercise.verdict import ROUNDED, Function, Verdict, aside, exercise, listed, refused, within
+from labkit.exercise.verdict import ROUNDED, Function, Verdict, aside, exercise, join, refusal, within
 from labkit.fit import fit, flat
 from labkit.nets import Transformer
 from labkit.wording import three, times
@@ -56,7 +56,7 @@ class Counted(GradScaler):
 
 
 @dataclass(frozen=True, eq=False)
-class Ran:
+class Run:
     """What a function did in one window."""
 
     check: str
@@ -100,27 +100,27 @@ def clipped_step(function: Function, *, seconds: float = 5.0) -> Verdict:
     clear at the first window. All sequences are equally long. Judged by the weights fitted to the gradient that the
     optimizer stepped with, and by what became of scale and weights. `seconds`: for all windows together.
     """
-    if why := refused(function, *NAMES):
+    if why := refusal(function, *NAMES):
         return Verdict(False, tuple((check, False) for check, *_ in CASES), why, "")
-    runs: list[Ran] = []
+    runs: list[Run] = []
     for case in CASES:
-        left = seconds - sum(run.outcome.seconds for run in runs)
-        runs += _windows(function, max(left, 0.01), *case)
+        remaining = seconds - sum(run.outcome.seconds for run in runs)
+        runs += _windows(function, max(remaining, 0.01), *case)
     checks = tuple((check, all(run.right for run in runs if run.check == check)) for check, *_ in CASES)
     wrong = next((run for run in runs if not run.right), None)
-    shown = (wrong or runs[0]).outcome
-    said = _fault(wrong, runs) if wrong else RIGHT
-    return Verdict(wrong is None, checks, said + aside(shown), shown.printed)
+    outcome = (wrong or runs[0]).outcome
+    sentence = _fault(wrong, runs) if wrong else RIGHT
+    return Verdict(wrong is None, checks, sentence + aside(outcome), outcome.printed)
 
 
 def _windows(
     function: Function, seconds: float, check: str, seeds: tuple[int, ...], K: int, log: int, c: float, overflow: bool
-) -> list[Ran]:
+) -> list[Run]:
     """Its windows, one after the other, on one model with one optimizer and scaler."""
     model, twin = (Transformer(seed=seeds[0], length=24, dtype=torch.float64) for _ in range(2))
     weights, spoiled = list(model.parameters()), [overflow]
     optimizer, scaler = SGD(weights, lr=RATE), Counted("cpu", init_scale=2.0**log)
-    runs, passes, stepped = list[Ran](), list[int](), list[Tensor]()
+    runs, passes, stepped = list[Run](), list[int](), list[Tensor]()
     optimizer.register_step_pre_hook(lambda *_: stepped.append(_gradient(weights)))
     weights[0].register_hook(lambda g: g * torch.inf if spoiled and spoiled.pop() else g)
     weights[0].register_post_accumulate_grad_hook(lambda _: passes.append(1))
@@ -135,7 +135,7 @@ def _windows(
         outcome = sandbox.run(function, model, optimizer, scaler, _copies(microbatches), c, seconds=seconds)
         moved = _moved(model, weights, flat(twin.parameters()) - RATE * sum(stepped, torch.zeros(1)))
         counts, scales = (len(passes), scaler.steps, scaler.updates), (parts.scale, scaler.get_scale())
-        runs.append(Ran(check, at, parts, outcome, [*stepped], before, moved, counts, scales, overflow and at == 0))
+        runs.append(Run(check, at, parts, outcome, [*stepped], before, moved, counts, scales, overflow and at == 0))
         if outcome.error or moved == math.inf:
             break
     return runs
@@ -148,9 +148,9 @@ def _gradient(weights: list[nn.Parameter]) -> Tensor:
 def _moved(model: nn.Module, weights: list[nn.Parameter], explained: Tensor) -> float:
     """How far the weights are from where the optimizer's steps brought them; inf where they are others."""
     now = list(model.parameters())
-    if [id(p) for p in now] != [id(p) for p in weights] or len(found := flat(now)) != len(explained):
+    if [id(p) for p in now] != [id(p) for p in weights] or len(position := flat(now)) != len(explained):
         return math.inf
-    return float((found - explained).norm() / explained.norm()) if explained.isfinite().all() else 0.0
+    return float((position - explained).norm() / explained.norm()) if explained.isfinite().all() else 0.0
 
 
 def _copies(microbatches: list[Batch]) -> list[Batch]:
@@ -170,11 +170,11 @@ MEANINGS = {  # a piece of what torch says, and what to do about it
 }
 
 
-def _fault(run: Ran, runs: list[Ran]) -> str:
+def _fault(run: Run, runs: list[Run]) -> str:
     """What befell the window, or else what the gradient is that it stepped with."""
     if run.outcome.error:
-        meant = (fix for key, fix in MEANINGS.items() if key in run.outcome.error)
-        return _within(run, " ".join([run.outcome.error, *meant]))
+        remedies = (fix for key, fix in MEANINGS.items() if key in run.outcome.error)
+        return _within(run, " ".join([run.outcome.error, *remedies]))
     if inspect.isgenerator(run.outcome.value) or inspect.iscoroutine(run.outcome.value):
         return "Nothing in your function ran: with yield or async it only gives back an object, so leave that out."
     if run.overflow and run.stepped:
@@ -194,11 +194,11 @@ def _fault(run: Ran, runs: list[Ran]) -> str:
     return _within(run, f"The scale went from {before} to {after}: scaler.step has to find the overflow, then update.")
 
 
-def _within(run: Ran, what: str) -> str:
+def _within(run: Run, what: str) -> str:
     return within(run.check, what) if run.check != CASES[0][0] else what
 
 
-def _steps(run: Ran) -> str:
+def _steps(run: Run) -> str:
     """Too few or too many steps."""
     if len(run.stepped) > 1:
         return f"The optimizer stepped {times(len(run.stepped))} in one window: step once, after the loop."
@@ -209,22 +209,22 @@ def _steps(run: Ran) -> str:
     return f"The optimizer never stepped, and backward() ran {times(run.counts[0])}: end with scaler.step(optimizer)."
 
 
-def _left(run: Ran) -> str:
+def _left(run: Run) -> str:
     """The gradient of the window before, in this one."""
     if run.before is None:
         return ""
-    found = fit(run.stepped[0], torch.stack([*run.parts.rows, run.before]))
-    if found.residual > ROUNDED or abs(float(found.values[-1])) <= ROUNDED:
+    weights = fit(run.stepped[0], torch.stack([*run.parts.rows, run.before]))
+    if weights.residual > ROUNDED or abs(float(weights.values[-1])) <= ROUNDED:
         return ""
-    share = three(float(found.values[-1]))
+    share = three(float(weights.values[-1]))
     return f"The gradient of the window before is still in the step, with the weight {share}: {CLEAR}."
 
 
-def _weights(run: Ran, runs: list[Ran]) -> str:
+def _weights(run: Run, runs: list[Run]) -> str:
     """The fewest slips that give the gradient of every window, or the weights alone."""
-    fitted = fit(run.stepped[0], run.parts.rows)
-    if fitted.residual > ROUNDED:
-        share = f"{three(100 * fitted.residual)} % of its length come from elsewhere"
+    weights = fit(run.stepped[0], run.parts.rows)
+    if weights.residual > ROUNDED:
+        share = f"{three(100 * weights.residual)} % of its length come from elsewhere"
         return (
             f"The gradient of the step is no weighted sum of the microbatches' gradients: {share}. clip_grad_norm_ "
             "keeps the direction, clip_grad_value_ does not."
@@ -232,21 +232,21 @@ def _weights(run: Ran, runs: list[Ran]) -> str:
     first = [each for each in runs if each.at == 0 and len(each.stepped) == 1 and not each.overflow]
     best = next((slips for slips in ALL if all(_gives(slips, each) for each in first)), None) if run in first else None
     why = story(best, run.parts) if best else f"an order that has no name here. The right one: {ORDER}."
-    return f"{_listed(fitted.values)} in the step, and {float(once(run.parts)[0]):.4g} is right: {why}"
+    return f"{_weights_in_words(weights.values)} in the step, and {float(once(run.parts)[0]):.4g} is right: {why}"
 
 
-def _gives(slips: Slips, run: Ran) -> bool:
+def _gives(slips: Slips, run: Run) -> bool:
     expected = predicted(slips, run.parts) @ run.parts.rows
     return bool((run.stepped[0] - expected).norm() <= NEAR * run.stepped[0].norm())
 
 
-def _listed(weights: Tensor) -> str:
+def _weights_in_words(weights: Tensor) -> str:
     """Who weighs what."""
     if float(weights.max() - weights.min()) <= ROUNDED * float(weights.abs().max()):
         return f"Each microbatch weighs {float(weights.mean()):.4g}"
     nothing = 1e-12 * float(weights.abs().max())
-    said = [f"{weight:.4g}" if abs(weight) > nothing else "0" for weight in weights.tolist()]
-    return f"The microbatches weigh {listed(said)}"
+    figures = [f"{weight:.4g}" if abs(weight) > nothing else "0" for weight in weights.tolist()]
+    return f"The microbatches weigh {join(figures)}"
 
 
 NEVER = "it never grows, but with this step good_steps + 1 fill the interval"

@@ -18,7 +18,7 @@ from labkit.data_parallel.exercises.ddp_stand_in import Alone
 from labkit.device import quota_threads
 from labkit.exercise import sandbox
 from labkit.exercise.formula import Exercise
-from labkit.exercise.verdict import ROUNDED, Function, Verdict, aside, exercise, listed, refused, within
+from labkit.exercise.verdict import ROUNDED, Function, Verdict, aside, exercise, join, refusal, within
 from labkit.fit import fit, flat, gradient
 from labkit.nets import Transformer, next_token_loss
 from labkit.wording import show, times, word
@@ -99,7 +99,7 @@ SAME = "all ranks have the same gradient"
 
 
 @dataclass(frozen=True, eq=False)
-class Ran:
+class Run:
     """What a loop did to one window."""
 
     check: str
@@ -154,32 +154,32 @@ but the last microbatch inside model.no_sync().
     model: wrapped by DistributedDataParallel, .grad clear; loss(model, microbatch) is the right share, so that all that
     is left is to call backward on it, once for each microbatch. `seconds`: for all windows together.
     """
-    held = dict.fromkeys([WINDOWS[0][0], SAME, *(check for check, _ in WINDOWS[1:]), AFTER], False)
-    if why := refused(function, "model", "microbatches", "loss"):
-        return Verdict(False, tuple(held.items()), why, "")
-    runs: list[Ran] = []
+    checks = dict.fromkeys([WINDOWS[0][0], SAME, *(check for check, _ in WINDOWS[1:]), AFTER], False)
+    if why := refusal(function, "model", "microbatches", "loss"):
+        return Verdict(False, tuple(checks.items()), why, "")
+    runs: list[Run] = []
     for check, K in (*WINDOWS, (AFTER, 4)):
         if check != AFTER:
             module = Transformer(width=8, dtype=torch.float64)
             model = Alone(module)
-        left = max(seconds - sum(run.outcome.seconds for run in runs), seconds / 5)
-        runs.append(_run(function, check, model, module, K, left))
+        remaining = max(seconds - sum(run.outcome.seconds for run in runs), seconds / 5)
+        runs.append(_run(function, check, model, module, K, remaining))
         if runs[-1].outcome.late:
             break
     for run in runs:
-        held[run.check] = run.right
-    held[SAME] = runs[0].same
+        checks[run.check] = run.right
+    checks[SAME] = runs[0].same
     wrong = next((run for run in runs if not run.right), None)
-    said = _fault(wrong, wrong is runs[0]) if wrong else f"Right: {_praise(runs[0])}."
-    shown = (wrong or runs[0]).outcome
-    return Verdict(not wrong, tuple(held.items()), said + aside(shown), shown.printed)
+    sentence = _fault(wrong, wrong is runs[0]) if wrong else f"Right: {_praise(runs[0])}."
+    outcome = (wrong or runs[0]).outcome
+    return Verdict(not wrong, tuple(checks.items()), sentence + aside(outcome), outcome.printed)
 
 
 def _loss(model: nn.Module, microbatch: Batch) -> Tensor:
     return next_token_loss(model, *microbatch, "sum") / 32
 
 
-def _run(function: Function, check: str, model: Alone, module: Transformer, K: int, seconds: float) -> Ran:
+def _run(function: Function, check: str, model: Alone, module: Transformer, K: int, seconds: float) -> Run:
     microbatches = split(*batch(K, 2 * K, text="made"), K)
     rows = torch.stack([_own(module, each) for each in microbatches])
     module.zero_grad()
@@ -188,11 +188,11 @@ def _run(function: Function, check: str, model: Alone, module: Transformer, K: i
     model.entered = model.calls = 0
     loss: Callable[[nn.Module, Batch], Tensor] = _loss
     outcome = sandbox.run(function, model, list(microbatches), loss, seconds=seconds)
-    found = flat(gradient(module))
-    finite = bool(found.isfinite().all())
-    fitted = fit(found if finite else torch.zeros_like(found), rows)
-    late = any(model.late)
-    return Ran(check, K, outcome, list(model.passes), late, model.entered, model.calls, fitted.values, fitted.residual)
+    total = flat(gradient(module))
+    finite = bool(total.isfinite().all())
+    weights = fit(total if finite else torch.zeros_like(total), rows)
+    late, passes = any(model.late), list(model.passes)
+    return Run(check, K, outcome, passes, late, model.entered, model.calls, weights.values, weights.residual)
 
 
 def _own(model: nn.Module, microbatch: Batch) -> Tensor:
@@ -202,16 +202,16 @@ def _own(model: nn.Module, microbatch: Batch) -> Tensor:
 ONCE = "The fix: forward and backward of all but the last microbatch inside model.no_sync()"
 
 
-def _praise(run: Ran) -> str:
+def _praise(run: Run) -> str:
     return f"one all-reduce for {word(run.K)} microbatches, with all of them in it, and {word(run.K - 1)} without"
 
 
-def _fault(run: Ran, first: bool) -> str:
+def _fault(run: Run, first: bool) -> str:
     what = run.outcome.error or _silent(run) or _weights(run) or _local(run) or _costly(run)
     return what if first else within(run.check, what)
 
 
-def _silent(run: Ran) -> str:
+def _silent(run: Run) -> str:
     if run.passes:
         return ""
     if run.outcome.value is not None:
@@ -219,7 +219,7 @@ def _silent(run: Ran) -> str:
     return "backward() was never called on a loss of this model."
 
 
-def _weights(run: Ran) -> str:
+def _weights(run: Run) -> str:
     """Whether all microbatches are there, each with its weight."""
     if run.whole:
         return ""
@@ -227,18 +227,18 @@ def _weights(run: Ran) -> str:
         return f"The gradient is zero: backward() ran {times(len(run.passes))}, and .grad was cleared after it."
     if run.residual > ROUNDED:
         return "The gradient is no sum of these losses: call backward on loss(model, microbatch) and leave .grad alone."
-    told = listed([show(round(w, 4)) for w in run.weights.tolist()]) if run.K > 1 else show(float(run.weights[0]))
-    lost = int((run.weights.abs() <= ROUNDED).sum())
-    if lost:
-        why = f"{lost} of {run.K} did not stay in the gradient: backward once for each, and no zero_grad in the loop"
+    words = join([show(round(w, 4)) for w in run.weights.tolist()]) if run.K > 1 else show(float(run.weights[0]))
+    missing = int((run.weights.abs() <= ROUNDED).sum())
+    if missing:
+        why = f"{missing} of {run.K} did not stay in the gradient: backward once for each, and no zero_grad in the loop"
     elif float(run.weights.max() - run.weights.min()) <= ROUNDED:
         why = "the loss that is given is the right share already, so divide by nothing more"
     else:
         why = "backward once for each, on the loss as it is given"
-    return f"The microbatches weigh {told} in .grad, and 1 is right: {why}."
+    return f"The microbatches weigh {words} in .grad, and 1 is right: {why}."
 
 
-def _local(run: Ran) -> str:
+def _local(run: Run) -> str:
     """Whether some stay on their rank."""
     if not run.local:
         return ""
@@ -257,7 +257,7 @@ def _local(run: Ran) -> str:
     )
 
 
-def _never(run: Ran) -> str:
+def _never(run: Run) -> str:
     if not run.calls:
         return "No all-reduce ran, since the model itself was never called: model.module knows of no other ranks"
     if run.late:
@@ -268,7 +268,7 @@ def _never(run: Ran) -> str:
     return "No all-reduce ran, since no_sync is on for the last microbatch too"
 
 
-def _costly(run: Ran) -> str:
+def _costly(run: Run) -> str:
     why = "no_sync is never used"
     if run.entered:
         why = (

@@ -19,7 +19,7 @@ from labkit.device import quota_threads
 from labkit.errors import LabError
 from labkit.exercise import sandbox
 from labkit.exercise.formula import Exercise
-from labkit.exercise.verdict import Function, Verdict, aside, exercise, refused
+from labkit.exercise.verdict import Function, Verdict, aside, exercise, refusal
 from labkit.nets import IGNORE, Transformer, next_token_loss, valid_tokens
 from labkit.throughput.exercises.speed_score import scored
 from labkit.wording import percent, word
@@ -62,18 +62,18 @@ def train_step(function: Function, *, seconds: float = 10.0) -> Verdict:
     ratio of valid tokens a second to `plain_step`, seven runs each in turn, by `labkit.decision.decide`; it never
     decides whether a step passes. On the CPU, float32, one thread. `seconds`: for one call.
     """
-    if why := refused(function, "model", "optimizer", "tokens", "labels"):
+    if why := refusal(function, "model", "optimizer", "tokens", "labels"):
         return Verdict(False, tuple((check, False) for check in CHECKS), why, "")
     trials = [Trial(function, batch(seed, ROWS, LENGTH, text="made"), seconds) for seed in SEEDS]
-    shown = trials[0]
+    example = trials[0]
     for trial in trials:
-        held, said = trial.judged()
-        if said:
-            shown = trial
+        results, fault = trial.judge()
+        if fault:
+            example = trial
             break
-    sentence = said or f"Right. {scored(plain_step, function, shown.pair, seconds)} {shown.hint()}".strip()
-    checks = tuple(zip(CHECKS, held, strict=True))
-    return Verdict(all(held), checks, sentence + aside(shown.outcome), shown.outcome.printed)
+    sentence = fault or f"Right. {scored(plain_step, function, example.pair, seconds)} {example.hint()}".strip()
+    checks = tuple(zip(CHECKS, results, strict=True))
+    return Verdict(all(results), checks, sentence + aside(example.outcome), example.outcome.printed)
 
 
 # Is it right?
@@ -95,11 +95,11 @@ class Trial:
         optimizer = SGD(model.parameters(), lr=0.01)
 
         def step(_: list[Any]) -> None:
-            given = [each.clone() for each in self.pair]
-            self.outcome = sandbox.run(self.function, model, optimizer, *given, seconds=self.seconds)
+            copies = [each.clone() for each in self.pair]
+            self.outcome = sandbox.run(self.function, model, optimizer, *copies, seconds=self.seconds)
             if self.outcome.error:
                 raise LabError(self.outcome.error)
-            if any(not torch.equal(mine, each) for mine, each in zip(given, self.pair, strict=True)):
+            if any(not torch.equal(mine, each) for mine, each in zip(copies, self.pair, strict=True)):
                 raise LabError("Your function changes tokens or labels, and the next epoch sees them again")
 
         return model, step
@@ -108,37 +108,37 @@ class Trial:
         """The first call, with an eye on what the model is given."""
         model, step = self.build()
         handles = [
-            model.register_forward_pre_hook(lambda _, given: self._given(given[0])),
-            model.embedding.register_post_accumulate_grad_hook(lambda _: self._gone()),
+            model.register_forward_pre_hook(lambda _, arguments: self._enter(arguments[0])),
+            model.embedding.register_post_accumulate_grad_hook(lambda _: self._leave()),
         ]
         step([])
         for handle in handles:
             handle.remove()
 
-    def _given(self, rows: Tensor) -> None:
+    def _enter(self, rows: Tensor) -> None:
         self.forwards.append(rows.detach().clone())
         self.waiting += len(rows)
         self.most = max(self.most, self.waiting)
 
-    def _gone(self) -> None:
+    def _leave(self) -> None:
         self.waiting = 0
 
-    def judged(self) -> tuple[tuple[bool, ...], str]:
+    def judge(self) -> tuple[tuple[bool, ...], str]:
         """Which checks hold, and the first fault in a sentence."""
         none = (False,) * len(CHECKS)
         try:
             self.watch()
             if not self.forwards:
                 return none, "The model was never called: give rows to model, or to next_token_loss."
-            rows = [rows_of(given, self.pair[0], self.lengths) for given in self.forwards]
+            rows = [rows_of(inputs, self.pair[0], self.lengths) for inputs in self.forwards]
             if fault := self.fault(rows):
                 return (False, self.most <= MOST, False, False), fault
             report = audit(self.build, [self.of(each) for each in rows], loss_sum, windows=2)
         except LabError as error:
             return none, self.outcome.error or f"{error}."
-        left = any(name.startswith(LEFT) for name in report.faults)
+        residue = any(name.startswith(LEFT) for name in report.faults)
         mean = not [name for name in report.faults if not name.startswith(LEFT)] and not report.clips
-        return (True, self.most <= MOST, mean, not left), f"{_said(report)} {self.crowd()}".strip()
+        return (True, self.most <= MOST, mean, not residue), f"{_sentence(report)} {self.crowd()}".strip()
 
     def crowd(self) -> str:
         """What is wrong where too many rows are held at once."""
@@ -146,8 +146,8 @@ class Trial:
             return ""
         if max(map(len, self.forwards)) > MOST:
             return f"{self.most} rows went through the model at once, and the memory holds {MOST}."
-        held = f"{self.most} rows wait for a backward() at once, and the memory holds {MOST}"
-        return f"{held}: call backward() on each loss before the next forward."
+        crowd = f"{self.most} rows wait for a backward() at once, and the memory holds {MOST}"
+        return f"{crowd}: call backward() on each loss before the next forward."
 
     def of(self, rows: Sequence[int]) -> Batch:
         """These rows, whole."""
@@ -155,20 +155,20 @@ class Trial:
 
     def fault(self, rows: Sequence[Sequence[int]]) -> str:
         """What is wrong with the rows that went through the model, before any gradient is looked at."""
-        seen = list(itertools.chain.from_iterable(rows))
-        widths = {row: given.shape[1] for given, each in zip(self.forwards, rows, strict=True) for row in each}
-        if -1 in seen:
+        places = list(itertools.chain.from_iterable(rows))
+        widths = {row: inputs.shape[1] for inputs, each in zip(self.forwards, rows, strict=True) for row in each}
+        if -1 in places:
             return "A row went through the model that is none of the batch: change neither tokens nor their places."
-        if twice := [row for row in seen if seen.count(row) > 1]:
-            return f"Row {twice[0]} went through the model {word(seen.count(twice[0]))} times, and once is enough."
-        if missing := [row for row in range(ROWS) if row not in seen]:
+        if twice := [row for row in places if places.count(row) > 1]:
+            return f"Row {twice[0]} went through the model {word(places.count(twice[0]))} times, and once is enough."
+        if missing := [row for row in range(ROWS) if row not in places]:
             return (
                 f"{len(missing)} of {ROWS} rows never went through the model, the first is row {missing[0]}: where the "
                 "size does not divide the rows, a short microbatch is left."
             )
-        if short := [row for row in seen if widths[row] < self.lengths[row] - 1]:
-            lost, length = short[0], int(self.lengths[short[0]])
-            return f"Row {lost} has {length} tokens, and {widths[lost]} went through the model: cut only padding."
+        if short := [row for row in places if widths[row] < self.lengths[row] - 1]:
+            first, length = short[0], int(self.lengths[short[0]])
+            return f"Row {first} has {length} tokens, and {widths[first]} went through the model: cut only padding."
         return ""
 
     def hint(self) -> str:
@@ -176,24 +176,24 @@ class Trial:
         forwards = len(self.forwards)
         if forwards > ROWS / MOST:
             return f"A forward may take {MOST} rows, and yours took {ROWS / forwards:.3g} on average."
-        padding = 1 - int(self.lengths.sum()) / sum(given.numel() for given in self.forwards)
+        padding = 1 - int(self.lengths.sum()) / sum(inputs.numel() for inputs in self.forwards)
         if padding > 0.25:
             return f"{percent(padding)} of what your model computes is padding: cut it, and sort by length."
         return ""
 
 
-def rows_of(given: Tensor, tokens: Tensor, lengths: Tensor) -> list[int]:
+def rows_of(inputs: Tensor, tokens: Tensor, lengths: Tensor) -> list[int]:
     """Which rows of a batch a model was given, cut or padded; −1: none of them.
 
     >>> rows_of(torch.tensor([[4, 5], [9, 9]]), torch.tensor([[7, 8, 0], [4, 5, 6]]), torch.tensor([2, 3]))
     [1, -1]
     """
-    found = []
-    for mine in given:
+    places = []
+    for mine in inputs:
         ends = [min(len(mine), int(length)) for length in lengths]
         same = [at for at, end in enumerate(ends) if torch.equal(mine[:end], tokens[at, :end])]
-        found.append(max(same, key=lambda at: ends[at], default=-1))
-    return found
+        places.append(max(same, key=lambda at: ends[at], default=-1))
+    return places
 
 
 def loss_sum(model: nn.Module, microbatch: Batch) -> tuple[Tensor, int]:
@@ -201,7 +201,7 @@ def loss_sum(model: nn.Module, microbatch: Batch) -> tuple[Tensor, int]:
     return next_token_loss(model, *microbatch), valid_tokens(microbatch[1])
 
 
-def _said(report: Report) -> str:
+def _sentence(report: Report) -> str:
     lines = []
     for fault in report.details:
         once = fault.word == "last-microbatch-only" and report.backward_passes == 1

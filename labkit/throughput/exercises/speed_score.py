@@ -29,20 +29,20 @@ def scored(reference: Function, function: Function, pair: Batch, seconds: float 
     Both are called with (model, optimizer, tokens, labels), each with a model of its own. `seconds`: for one call.
     """
     times: tuple[list[float], list[float]] = ([], [])
-    trainees = [_clocked(each, pair[0].shape[1]) for each in (reference, function)]
+    trainees = [_clock(each, pair[0].shape[1]) for each in (reference, function)]
     for run in range(RUNS + 1):
-        for clocked, mine in zip(trainees, times, strict=True):
-            value = sandbox.run(clocked, *(each.clone() for each in pair), seconds=seconds).value
+        for step, own in zip(trainees, times, strict=True):
+            value = sandbox.run(step, *(each.clone() for each in pair), seconds=seconds).value
             if not isinstance(value, float):
                 return "It could not be timed in float32."
             if run:  # the first warms up
-                mine.append(value)
+                own.append(value)
     valid = valid_tokens(pair[1])
-    before, after = ([valid / each for each in mine] for mine in times)
+    before, after = ([valid / each for each in own] for own in times)
     return score(before, after)
 
 
-def _clocked(function: Function, length: int) -> Callable[[Tensor, Tensor], float]:
+def _clock(function: Function, length: int) -> Callable[[Tensor, Tensor], float]:
     """Seconds of a step of a float32 model of its own, at the optimizer boundary."""
     model = Transformer(seed=0, length=length + 1)
     optimizer = SGD(model.parameters(), lr=1e-4)
@@ -63,14 +63,14 @@ def score(before: Sequence[float], after: Sequence[float], margin: float = MARGI
     >>> score([300, 310, 290], [100, 101, 99]).split(",")[0], score([100] * 3, [101] * 3).split(",")[0]
     ('Score: slower', 'Score: as fast')
     """
-    found, back = decide(before, after, margin), decide(after, before, margin)
-    name = f"{_name(found, back)}, {found.ratio:.3g} times the valid tokens/s of one row at a time"
-    return f"Score: {name} (90 % interval {found.low:.3g} … {found.high:.3g})."
+    decision, reverse = decide(before, after, margin), decide(after, before, margin)
+    name = f"{_name(decision, reverse)}, {decision.ratio:.3g} times the valid tokens/s of one row at a time"
+    return f"Score: {name} (90 % interval {decision.low:.3g} … {decision.high:.3g})."
 
 
-def _name(found: Decision, back: Decision) -> str:
-    if found.verdict == "faster":
+def _name(decision: Decision, reverse: Decision) -> str:
+    if decision.verdict == "faster":
         return "faster"
-    if back.verdict == "faster":
+    if reverse.verdict == "faster":
         return "slower"
-    return "as fast" if found.verdict == back.verdict == "not faster" else "cannot tell"
+    return "as fast" if decision.verdict == reverse.verdict == "not faster" else "cannot tell"
