@@ -20,7 +20,7 @@ from matplotlib.text import Text
 from labkit import casebook
 from labkit.casebook import Ran
 from labkit.casebook.entry import says
-from labkit.frame.canvas import Canvas
+from labkit.frame.canvas import Canvas, polyline
 from labkit.frame.experiment import Experiment
 from labkit.wording import show, three
 
@@ -219,24 +219,22 @@ class Overview(Experiment[casebook.Overview]):
         self.wrong = canvas.line(self.axes, "wrong", linestyle="none", markersize=8)
 
     def tease(self, canvas: Canvas, values: Mapping[str, Any]) -> None:
-        canvas.frame(self.axes, x=(0.1, 20))
-        canvas.ticks(self.axes, x=[1.0])
+        canvas.frame(self.axes, x=(0.1, 20), xticks=[1])
         canvas.hide(self.axes, 1.0, self.most / 2 - 0.5)
 
     def draw(self, canvas: Canvas, result: casebook.Overview) -> None:
         order = sorted(range(len(result.ratios)), key=lambda at: result.ratios[at])
         ratios = [result.ratios[at] for at in order]
         low, high = min(*ratios, 1 / result.within, 0.5), max(*ratios, result.within, 2.0)
-        canvas.frame(self.axes, x=(low / 1.5, high * (high / low) ** 0.5))
-        canvas.ticks(self.axes, x=[at for at in (0.25, 1.0, 4.0) if low / 1.5 < at < high * 1.5])
+        canvas.frame(self.axes, x=(low / 1.5, high * (high / low) ** 0.5), xticks=[1])
         canvas.frame(self.axes, y=(max(len(ratios), 6) - 0.3, -0.7))
         ends = [-0.7, self.most]
         self.one.set_data([1, 1], ends)
         edges = (1 / result.within, result.within)
-        self.band.set_data([edges[0]] * 2 + [math.nan] + [edges[1]] * 2, [*ends, math.nan, *ends])
+        self.band.set_data(*polyline([(edge, ends[0]), (edge, ends[1])] for edge in edges))
         self.right.set_data([1] * len(ratios), range(len(ratios)))
         self.wrong.set_data(ratios, range(len(ratios)))
-        size = 0.86 * canvas.page.points * min(1.0, canvas.page.width / (28 * canvas.page.font))
+        size = 0.86 * canvas.points(28)
         for row, (name, value) in enumerate(zip(self.names, self.values, strict=True)):
             there = row < len(ratios)
             name.set_fontsize(size)  # the longest has to stay in a narrow picture

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,14 +18,36 @@ from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, NullLocator
 
 from labkit.device import Spread
 from labkit.frame.style import MARKS, Page
+from labkit.frame.ticks import Rounded, Ticks, linear, logarithmic
 from labkit.wording import show
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 A = TypeVar("A", bound=Artist)
+Point = tuple[float, float]
+Interval = tuple[float, float, float]  # low, middle, high
+
+
+def quartiles(spread: Spread, factor: float = 1.0) -> Interval:
+    """Lower quartile, median and upper quartile, in another unit where a factor says so.
+
+    >>> quartiles(Spread.of([1, 2, 3]), 10)
+    (15.0, 20.0, 25.0)
+    """
+    return factor * spread.lower, factor * spread.median, factor * spread.upper
+
+
+def polyline(segments: Iterable[Iterable[Point]]) -> tuple[list[float], list[float]]:
+    """Segments, each a list of (x, y), as the data of one line with gaps between them.
+
+    >>> polyline([[(0, 1), (2, 1)], [(3, 4), (5, 4)]])
+    ([0, 2, nan, 3, 5, nan], [1, 1, nan, 4, 4, nan])
+    """
+    points = [point for segment in segments for point in (*segment, (math.nan, math.nan))]
+    return [x for x, _ in points], [y for _, y in points]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,20 +57,16 @@ class Dots:
     bars: Line2D
     dots: Line2D
 
-    def put(self, x: Sequence[float], spreads: Sequence[Spread]) -> None:
-        """Move to these places."""
-        self.dots.set_data(x, [spread.median for spread in spreads])
-        self.bars.set_data(
-            [place for each in x for place in (each, each, math.nan)],
-            [end for spread in spreads for end in (spread.lower, spread.upper, math.nan)],
-        )
+    def put(self, x: Sequence[float], intervals: Sequence[Interval]) -> None:
+        """Upright, one at each x."""
+        self.dots.set_data(x, [middle for _, middle, _ in intervals])
+        self.bars.set_data(*polyline([(at, low), (at, high)] for at, (low, _, high) in zip(x, intervals, strict=True)))
 
-    def lay(self, rows: Sequence[float], ranges: Sequence[tuple[float, float, float]]) -> None:
-        """Lying down, one a row: (low, middle, high)."""
-        self.dots.set_data([middle for _, middle, _ in ranges], rows)
+    def lay(self, rows: Sequence[float], intervals: Sequence[Interval]) -> None:
+        """Lying down, one a row."""
+        self.dots.set_data([middle for _, middle, _ in intervals], rows)
         self.bars.set_data(
-            [end for low, _, high in ranges for end in (low, high, math.nan)],
-            [place for row in rows for place in (row, row, math.nan)],
+            *polyline([(low, row), (high, row)] for row, (low, _, high) in zip(rows, intervals, strict=True))
         )
 
 
@@ -64,17 +83,6 @@ class Patch:
     height: int
     colours: bytes
     lengths: bytes
-
-
-def even(low: float, high: float) -> list[float]:
-    """At most five round numbers from low to high, evenly apart.
-
-    >>> even(0.83, 1.42), even(0, 37)
-    ([1.0, 1.2, 1.4], [0.0, 10.0, 20.0, 30.0])
-    """
-    ten = 10.0 ** math.floor(math.log10((high - low) / 4))
-    step = next(ten * each for each in (1, 2, 2.5, 5, 10) if (high - low) / (ten * each) <= 4)
-    return [round(step * k, 12) for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 class Canvas:
@@ -100,14 +108,23 @@ class Canvas:
 
     # what experiments call -----------------------------------------------------------------------------------------
 
-    def axes(self, x: str, y: str, *, position: Any = 111, log: str = "", moving: str = "y") -> Axes:
-        """Axes with a label and unit on each axis; `log` and `moving` name those that are logarithmic or move."""
+    def axes(
+        self, x: str, y: str, *, position: Any = 111, log: str = "", log2: str = "", whole: str = "", moving: str = "y"
+    ) -> Axes:
+        """Axes with a label and unit on each axis.
+
+        `log`, `log2`, `whole` and `moving` name the axes that are logarithmic, with powers of ten or of two as ticks,
+        that count, and that move.
+        """
         axes = self.figure.add_subplot(position)
-        axes.set(xlabel=x, ylabel=y, xscale="log" if "x" in log else "linear", yscale="log" if "y" in log else "linear")
+        axes.set(xlabel=x, ylabel=y, **{f"{name}scale": "log" for name in log + log2})
         axes.spines[["top", "right"]].set_visible(False)
         for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
+            choose = functools.partial(linear, whole=name in whole)
+            if name in log + log2:
+                choose = functools.partial(logarithmic, base=2 if name in log2 else 10)
             axis.set_minor_locator(NullLocator())
-            axis.set_major_locator(LogLocator(numticks=5) if name in log else MaxNLocator(4))
+            axis.set_major_locator(Rounded(choose, functools.partial(self._apart, axes, name)))
             axis.set_major_formatter(FuncFormatter(lambda value, _: show(value)))
             axis.set_animated(name in moving)
             if name in moving:
@@ -161,22 +178,40 @@ class Canvas:
         self._moving.append(artist)
         return artist
 
-    def frame(self, axes: Axes, *, x: tuple[float, float] | None = None, y: tuple[float, float] | None = None) -> None:
-        """Move the limits; an axis that was declared as moving costs no new background."""
-        for name, limits in (("x", x), ("y", y)):
+    def frame(
+        self,
+        axes: Axes,
+        *,
+        x: Point | None = None,
+        y: Point | None = None,
+        xticks: Sequence[float] = (),
+        yticks: Sequence[float] = (),
+    ) -> None:
+        """Move the limits, and with them the ticks, which are round numbers; on an axis that moves it costs little.
+
+        `xticks` and `yticks`: what has to be among the ticks, as a ceiling has, the weightiest first. Of two or more
+        the outermost are the ends of the ticks.
+        """
+        for name, limits, among in (("x", x, xticks), ("y", y, yticks)):
+            locator = _axis(axes, name).get_major_locator()
+            if limits and isinstance(locator, Rounded):
+                self._tick(axes, name, locator, tuple(map(_short, among)), None)
             if limits and tuple(getattr(axes, f"get_{name}lim")()) != limits:
                 with self._quiet(axes, name):
                     getattr(axes, f"set_{name}lim")(*limits)
 
-    def ticks(self, axes: Axes, *, x: Sequence[float] = (), y: Sequence[float] = ()) -> None:
-        """At most five ticks, chosen by the experiment: a ceiling should be among them."""
-        for name, values in (("x", x), ("y", y)):
-            axis = _axis(axes, name)
-            if len(values) and list(axis.get_majorticklocs()) != list(values):
-                limits = getattr(axes, f"get_{name}lim")()
-                with self._quiet(axes, name):
-                    axis.set_ticks(list(values))
-                    getattr(axes, f"set_{name}lim")(*limits)
+    def ticks(self, axes: Axes, *, x: Sequence[float] | None = None, y: Sequence[float] | None = None) -> None:
+        """These ticks and no others until the limits move: for places that the result itself names."""
+        for name, only in (("x", x), ("y", y)):
+            locator = _axis(axes, name).get_major_locator()
+            if only is not None and isinstance(locator, Rounded):
+                self._tick(axes, name, locator, (), tuple(map(float, only)))
+
+    def _tick(self, axes: Axes, name: str, locator: Rounded, among: Ticks, only: Ticks | None) -> None:
+        if (locator.among, locator.only) != (among, only):
+            with self._quiet(axes, name):
+                locator.among, locator.only = among, only
+                _axis(axes, name).stale = True
 
     def hide(self, axes: Axes, x: float, y: float) -> None:
         """Hide every artist and put a grey question mark where the answer will appear."""
@@ -211,6 +246,20 @@ class Canvas:
     def height(self) -> int:
         """CSS pixels."""
         return max(260, round(self.page.width * self.aspect))
+
+    @property
+    def columns(self) -> float:
+        """The width between the margins, in units of the page's text."""
+        return self.page.width / self.page.font - 7.6
+
+    @property
+    def lines(self) -> float:
+        """The height between the margins, in units of the page's text."""
+        return self.height / self.page.font - 4.8
+
+    def points(self, width: float) -> float:
+        """The size of words of which the longest, `width` times as wide as the page's text, has to fit in."""
+        return self.page.points * min(1.0, self.page.width / (width * self.page.font))
 
     def clear(self) -> None:
         """An empty figure, for the next experiment."""
@@ -289,6 +338,11 @@ class Canvas:
         axes.xaxis.set_label_coords(0.5, -2.4 * self.page.font / (box.height * self.height))
         axes.yaxis.set_label_coords(-4.1 * self.page.font / (box.width * self.page.width), 0.5)
 
+    def _apart(self, axes: Axes, name: str) -> float:
+        """How near two ticks can be, as a share of the axis, so that their numbers can be read."""
+        box, em = axes.get_position(), self.page.font
+        return 3.4 * em / (box.width * self.page.width) if name == "x" else 1.4 * em / (box.height * self.height)
+
     @contextlib.contextmanager
     def _quiet(self, axes: Axes, name: str) -> Iterator[None]:
         """Changes of an axis that moves leave what stands still as it is."""
@@ -297,6 +351,11 @@ class Canvas:
         if _axis(axes, name) in self._axis:
             self._background = None
             axes.stale, self.figure.stale = before
+
+
+def _short(number: float) -> float:
+    """Three digits of what is measured, all of what is counted."""
+    return number if isinstance(number, int) else float(f"{number:.3g}")
 
 
 def _axis(axes: Axes, name: str) -> Axis:

@@ -41,7 +41,7 @@ class WeightMap:
         self.mesh.set_array(np.ma.masked_invalid(whole))
         y, x = np.nonzero(nothing)
         self.crosses.set_data(x + 0.5, y + 0.5)
-        self.canvas.frame(self.axes, x=(0, columns), y=(rows, 0))
+        self.canvas.frame(self.axes, x=(0, columns), y=(rows, 0), xticks=[0, columns], yticks=[0, rows])
         for at, words in enumerate(self.words):
             known = labels is not None and at < rows and rows <= 16
             words.set_text(_times(labels[at]) if known and labels else "")

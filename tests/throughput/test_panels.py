@@ -14,8 +14,8 @@ from labkit import throughput
 from labkit.declare import Range
 from labkit.device import Spread
 from labkit.frame import cell_panels
-from labkit.frame.canvas import even
 from labkit.frame.style import Page
+from labkit.frame.ticks import linear
 from labkit.labs import Lab
 from labkit.throughput import compared, loader
 from labkit.throughput.panels import EXPERIMENTS
@@ -221,7 +221,7 @@ def test_any_setting_is_drawn_or_refused(data: st.DataObject, name: str) -> None
 
 @given(st.floats(-10, 100), st.floats(0.01, 50))
 def test_round_ticks_are_few_and_inside(low: float, width: float) -> None:
-    found = even(low, low + width)
+    found = linear(low, low + width)
     assert 2 <= len(found) <= 5 and low - 1e-9 <= found[0] and found[-1] <= low + width + 1e-9
 
 

@@ -17,7 +17,7 @@ from labkit import accumulation, rules
 from labkit.accumulation import Comparison
 from labkit.accumulation.panels.equivalence import ByHand, Conditions, Empty
 from labkit.accumulation.panels.training import Trainings
-from labkit.frame.canvas import Canvas
+from labkit.frame.canvas import Canvas, polyline
 from labkit.frame.experiment import Experiment, sources
 from labkit.frame.weight_map import NOTHING, WeightMap
 from labkit.wording import percent, three
@@ -55,9 +55,8 @@ class Weights(Experiment[Comparison]):
 
     def layout(self, canvas: Canvas) -> None:
         grid = canvas.beside((5, 2), gap=4.6)
-        self.axes = canvas.axes("position in the sequence", "sequence", position=grid[0], moving="xy")
+        self.axes = canvas.axes("position in the sequence", "sequence", position=grid[0], whole="xy", moving="xy")
         canvas.frame(self.axes, x=(0, COLUMNS), y=(8, 0))
-        canvas.ticks(self.axes, x=[0, 16, 32])
         self.map = WeightMap(canvas, self.axes, ROWS, COLUMNS)
         self.cuts = canvas.line(self.axes, "reference", linewidth=1.5)
         self.side = canvas.axes("weight × N", "", position=grid[1], log="x", moving="xy")
@@ -70,24 +69,19 @@ class Weights(Experiment[Comparison]):
 
     def tease(self, canvas: Canvas, values: Mapping[str, Any]) -> None:
         B = values["sequences"]
-        canvas.frame(self.axes, y=(B, 0))
-        canvas.ticks(self.axes, y=sorted({0, B // 2, B}))
-        canvas.frame(self.side, x=(0.25, 4))
-        canvas.ticks(self.side, x=[1.0])
+        canvas.frame(self.axes, y=(B, 0), yticks=[0, B])
+        canvas.frame(self.side, x=(0.25, 4), xticks=[1])
         canvas.hide(self.axes, COLUMNS / 2, B / 2)
 
     def draw(self, canvas: Canvas, result: Comparison) -> None:
         fitted, predicted = result.sequence_weights, result.predicted
         B, places = len(fitted), [at + 0.5 for at in range(len(fitted))]
         self.map.draw(result.map, fitted.tolist())
-        canvas.ticks(self.axes, y=sorted({0, B // 2, B}))
         edges = [at for at in range(1, B) if result.microbatch[at] != result.microbatch[at - 1]]
-        self.cuts.set_data([x for _ in edges for x in (0, COLUMNS, math.nan)], [y for y in edges for _ in range(3)])
+        self.cuts.set_data(*polyline([(0, edge), (COLUMNS, edge)] for edge in edges))
         both = [w for w in (*fitted.tolist(), *predicted.tolist(), 1.0) if w > NOTHING]
         low, high = min(both) / 1.6, max(both) * 1.6
-        canvas.frame(self.side, x=(low, high), y=(B, 0))
-        ends = [float(f"{end:.2g}") for end in (min(both), max(both)) if abs(math.log2(end)) > 1.2]
-        canvas.ticks(self.side, x=sorted({1.0, *ends}))
+        canvas.frame(self.side, x=(low, high), y=(B, 0), xticks=[1, max(both), min(both)])
         self.one.set_data([1, 1], [0, B])
         self.predicted.set_data(predicted.tolist(), places)
         self.fitted.set_data(fitted.tolist(), places)
@@ -137,11 +131,10 @@ class Layers(Experiment[Comparison]):
         right, wrong = [each.right_norm for each in layers], [each.norm for each in layers]
         known = [norm for norm in (*right, *wrong) if norm > 0 and math.isfinite(norm)]
         low, last = min(known) / 2, max(known)
-        em = canvas.page.font / (canvas.page.width - 7.6 * canvas.page.font)  # as a share of the axes
+        em = 1 / canvas.columns  # as a share of the axes
         room = min(0.7, 11.7 * em)  # for the words beside the last dot
         high = last * max(5.0, (last / low) ** (room / (1 - room)))
-        canvas.frame(self.axes, x=(low, high), y=(len(layers) - 0.5, -0.5))
-        canvas.ticks(self.axes, x=[float(f"{end:.2g}") for end in (min(known), last)])
+        canvas.frame(self.axes, x=(low, high), y=(len(layers) - 0.5, -0.5), xticks=[min(known), last])
         self.right.set_data(right, range(len(layers)))
         self.wrong.set_data(wrong, range(len(layers)))
         for at, (name, each) in enumerate(result.per_layer.items()):
@@ -187,7 +180,7 @@ class Tail(Experiment[accumulation.Tail]):
     shown = (rules.tail_divided_by_k, rules.carried_over)
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("microbatch, through both epochs", "optimizer step", moving="xy")
+        self.axes = canvas.axes("microbatch, through both epochs", "optimizer step", whole="xy", moving="xy")
         canvas.frame(self.axes, x=(0, 20), y=(6, 0))
         self.map = WeightMap(canvas, self.axes, 48, 48)
         self.epoch = canvas.line(self.axes, "reference", linewidth=1.5)
@@ -195,8 +188,7 @@ class Tail(Experiment[accumulation.Tail]):
     def draw(self, canvas: Canvas, result: accumulation.Tail) -> None:
         steps, microbatches = result.weights.shape
         self.map.draw(result.weights, list(result.norm_ratio))
-        canvas.frame(self.axes, x=(0, microbatches * 1.12), y=(steps, 0))
-        canvas.ticks(self.axes, x=[0, microbatches // 2, microbatches], y=[0, steps])
+        canvas.frame(self.axes, x=(0, microbatches * 1.12), y=(steps, 0), xticks=[0, microbatches], yticks=[0, steps])
         self.epoch.set_data([microbatches / 2] * 2, [0, steps])
 
     def answer(self, result: accumulation.Tail) -> float:

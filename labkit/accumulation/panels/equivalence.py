@@ -25,15 +25,13 @@ class Empty(Experiment[equivalence.Empty]):
         self.axes = canvas.axes("relative error of the gradient (%)", "", moving="x")
         self.axes.set_yticks([2, 1, 0], labels=["by hand", "library", "sum / N"])
         canvas.frame(self.axes, x=(0, 100), y=(-0.6, 2.6))
-        canvas.ticks(self.axes, x=[0, 50, 100])
         self.bars = [canvas.bar(self.axes, role) for role in ("wrong", "wrong", "right")]
         self.words = [canvas.text(self.axes, va="center") for _ in self.bars]
 
     def draw(self, canvas: Canvas, result: equivalence.Empty) -> None:
         errors = [100 * each.relative_error for each in result.policies]
         top = max([1.0, *(error for error in errors if math.isfinite(error))])
-        canvas.frame(self.axes, x=(0, 2.2 * top))
-        canvas.ticks(self.axes, x=[0, float(f"{top:.2g}")])
+        canvas.frame(self.axes, x=(0, 2.2 * top), xticks=[0, top])
         for at, each in enumerate(result.policies):
             length = errors[at] if math.isfinite(errors[at]) else 0.0
             self.bars[at].set_data([0, length], [2 - at, 2 - at])
@@ -77,8 +75,7 @@ class Conditions(Experiment[equivalence.Conditions]):
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("relative error of the update", "", log="x", moving="")
         self.axes.set_yticks([])
-        canvas.frame(self.axes, x=(1e-17, 100), y=(-1, 1))
-        canvas.ticks(self.axes, x=[1e-16, 1e-8, 1])
+        canvas.frame(self.axes, x=(1e-17, 100), y=(-1, 1), xticks=[1, 1e-16])
         self.bound = canvas.line(self.axes, "modelled")
         self.right = canvas.line(self.axes, "right", linestyle="none", markersize=11)
         self.wrong = canvas.line(self.axes, "wrong", linestyle="none", markersize=11)

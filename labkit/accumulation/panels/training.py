@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from labkit.accumulation import training
 from labkit.cached_runs import cache_runs
-from labkit.frame.canvas import Canvas
+from labkit.frame.canvas import Canvas, polyline
 from labkit.frame.experiment import Experiment
 
 
@@ -25,32 +23,31 @@ class Trainings(Experiment[training.Trainings]):
     shown = (training.training,)
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("optimizer steps", "held-out loss (nat per token)", moving="xy")
+        self.axes = canvas.axes("optimizer steps", "held-out loss (nat per token)", whole="x", moving="xy")
         canvas.frame(self.axes, x=(0, 200), y=(2, 6))
         self.thin = [canvas.line(self.axes, "reference", colour=role, linewidth=0.8) for role in ("right", "wrong")]
         self.thick = [canvas.line(self.axes, role, marker="", linewidth=2.5) for role in ("right", "wrong")]
         self.words = [canvas.text(self.axes, ha="right") for _ in self.thick]
 
     def draw(self, canvas: Canvas, result: training.Trainings) -> None:
-        updates, gap = result.updates.tolist(), [math.nan]
+        updates = result.updates.tolist()
         known = torch.stack([result.right, result.wrong])
         finite = known[known.isfinite()]
         low, high = float(finite.min()), float(finite.max())
         pad = 0.16 * (high - low) + 0.01
-        canvas.frame(self.axes, x=(0, updates[-1]), y=(low - pad, high + pad))
-        canvas.ticks(self.axes, x=[0, updates[-1] // 2, updates[-1]], y=[float(f"{low:.2g}"), float(f"{high:.2g}")])
+        canvas.frame(self.axes, x=(0, updates[-1]), y=(low - pad, high + pad), xticks=[0, updates[-1]])
         self._name(canvas, result, 0.03 * (high - low))
         for at, losses in enumerate((result.right, result.wrong)):
-            self.thin[at].set_data([*updates, *gap] * len(losses), [y for row in losses.tolist() for y in (*row, *gap)])
+            self.thin[at].set_data(*polyline(zip(updates, row, strict=True) for row in losses.tolist()))
             self.thick[at].set_data(updates, losses.mean(0).tolist())
 
     def _name(self, canvas: Canvas, result: training.Trainings, spare: float) -> None:
         """Put one word above all losses that stand where it stands, and the other below them."""
-        em, end, last = canvas.page.font, int(result.updates[-1]), result.reached
+        end, last = int(result.updates[-1]), result.reached
         known = torch.stack([result.right, result.wrong])
         crossed = bool(known[0, :, last].mean() > known[1, :, last].mean())
         for words, word, above in zip(self.words, ("token-mean", result.rule), (crossed, not crossed), strict=True):
-            wide = end * min(0.9, 0.6 * len(word) * em / (canvas.page.width - 7.6 * em))
+            wide = end * min(0.9, 0.6 * len(word) / canvas.columns)
             edge = max(0.98 * int(result.updates[last]), wide)
             there = known[..., (result.updates >= edge - wide) & (result.updates <= edge + 0.1 * end)]
             there = there[there.isfinite()] if there.isfinite().any() else known[..., 0]

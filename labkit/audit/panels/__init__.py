@@ -44,13 +44,11 @@ class Loops(Experiment[Report]):
 
     def layout(self, canvas: Canvas) -> None:
         self.weighed = Weighed(canvas)
-        canvas.frame(self.weighed.axes, x=(0.4, 4.6), y=(0.2, 5))
-        canvas.ticks(self.weighed.axes, y=[1.0])
+        canvas.frame(self.weighed.axes, x=(0.4, 4.6), y=(0.2, 5), yticks=[1])
 
     def tease(self, canvas: Canvas, values: Mapping[str, Any]) -> None:
         window = suspects.window(values["accumulation_steps"], values["shortest"], values["seed"])
-        canvas.frame(self.weighed.axes, y=(0.2, 5))
-        canvas.ticks(self.weighed.axes, y=[1.0])
+        canvas.frame(self.weighed.axes, y=(0.2, 5), yticks=[1])
         canvas.hide(self.weighed.axes, (len(window) + 1) / 2, 1)
         self.weighed.given(canvas, [valid_tokens(labels) for _, labels in window])
 

@@ -69,7 +69,7 @@ class Acceptance(Experiment[Record]):
 
     def draw(self, canvas: Canvas, result: Record) -> None:
         marks: dict[str, list[float]] = {PASSED: [], FAILED: []}
-        size = canvas.page.points * min(1.0, canvas.page.width / (27 * canvas.page.font))
+        size = canvas.points(27)
         for at, (gate, said) in enumerate(zip(result.gates, short(result), strict=True)):
             for words in (self.names[at], self.words[at]):
                 words.set_fontsize(size)  # the longest has to stay in a narrow picture
@@ -95,13 +95,11 @@ class Acceptance(Experiment[Record]):
         if rates[0]:
             ends = min(*rates[0], *rates[1], wanted), max(*rates[0], *rates[1], wanted)
             room = 0.06 * (ends[1] - ends[0]) or 1.0
-            far = [each for each in ends if abs(each - wanted) > 3 * room]
-            canvas.frame(self.speed, x=(ends[0] - room, ends[1] + room))
-            canvas.ticks(self.speed, x=sorted((*far, wanted)))
+            canvas.frame(self.speed, x=(ends[0] - room, ends[1] + room), xticks=[wanted, *ends])
 
     def _untimed(self, canvas: Canvas) -> None:
         canvas.frame(self.speed, x=(0, 1))
-        canvas.ticks(self.speed, x=[-1.0])  # beyond the frame
+        canvas.ticks(self.speed, x=[])
 
     def tables(self, result: Record) -> list[dict[str, Any]]:
         gates = [[gate.name, gate.outcome, gate.said] for gate in result.gates]
@@ -184,9 +182,9 @@ class Traces(Experiment[Followed]):
 
     def layout(self, canvas: Canvas) -> None:
         grid = canvas.figure.add_gridspec(2, 1, height_ratios=(2, 3), hspace=0.14)
-        self.loss = canvas.axes("", "loss (nat)", position=grid[0], moving="xy")
+        self.loss = canvas.axes("", "loss (nat)", position=grid[0], whole="x", moving="xy")
         self.loss.tick_params(labelbottom=False)
-        self.apart = canvas.axes("updates made", "apart (nat)", position=grid[1], moving="xy", log="y")
+        self.apart = canvas.axes("updates made", "apart (nat)", position=grid[1], whole="x", moving="xy", log="y")
         self.apart.yaxis.set_major_formatter(_decade)
         self.base = canvas.line(self.loss, "reference")
         self.band = canvas.line(self.apart, "reference", linewidth=1.6)
@@ -200,13 +198,11 @@ class Traces(Experiment[Followed]):
     def tease(self, canvas: Canvas, values: Mapping[str, Any]) -> None:
         self._across(canvas, values["updates"])
         canvas.frame(self.apart, y=(FLOOR, 10.0))
-        canvas.ticks(self.apart, y=[1e-16, 1e-8, 1.0])
         canvas.hide(self.apart, values["updates"] / 2, 1e-8)
 
     def _across(self, canvas: Canvas, updates: int) -> None:
         for axes in (self.loss, self.apart):
-            canvas.frame(axes, x=(-0.03 * updates, 1.03 * updates))
-            canvas.ticks(axes, x=sorted({0, updates // 2, updates}))
+            canvas.frame(axes, x=(-0.03 * updates, 1.03 * updates), xticks=[0, updates])
 
     def draw(self, canvas: Canvas, result: Followed) -> None:
         places = list(range(len(result.base)))
@@ -221,10 +217,8 @@ class Traces(Experiment[Followed]):
         low, high = min(*result.base, *result.candidate), max(*result.base, *result.candidate)
         room = 0.08 * (high - low) or 0.1
         canvas.frame(self.loss, y=(low - room, high + room))
-        canvas.ticks(self.loss, y=[float(f"{low:.3g}"), float(f"{high:.3g}")])
         top = max(*result.difference, *result.band)
-        canvas.frame(self.apart, y=(FLOOR / 30, 30 * top))
-        canvas.ticks(self.apart, y=[FLOOR, *(10.0**at for at in (-12, -8, -4, 0) if 10.0**at < 30 * top)])
+        canvas.frame(self.apart, y=(FLOOR / 30, 30 * top), yticks=[FLOOR])
         late = result.band[3 * places[-1] // 4 :]
         height, va = (2 * max(late), "bottom") if inside[-1] else (min(late) / 2, "top")  # away from the marks
         self.said.set(position=(places[-1], height), va=va)

@@ -42,7 +42,7 @@ class Weighed:
     def __init__(self, canvas: Canvas) -> None:
         grid = canvas.figure.add_gridspec(1, 2, width_ratios=(5, 2), wspace=0.06)
         self.axes = canvas.axes(
-            "microbatch (grey: its valid tokens)", "weight × N", position=grid[0], moving="xy", log="y"
+            "microbatch (grey: its valid tokens)", "weight × N", position=grid[0], moving="xy", log="y", whole="x"
         )
         self.one = canvas.line(self.axes, "reference")
         self.right = canvas.line(self.axes, "right", linestyle="none", markersize=9)
@@ -60,8 +60,7 @@ class Weighed:
     def given(self, canvas: Canvas, counts: Sequence[int]) -> None:
         """What is known before the answer: how many valid tokens every microbatch holds."""
         K = len(counts)
-        canvas.frame(self.axes, x=(0.4, K + 0.6))
-        canvas.ticks(self.axes, x=list(range(1, K + 1)) if K <= 5 else sorted({1, K // 2, K}))
+        canvas.frame(self.axes, x=(0.4, K + 0.6), xticks=[1, K])
         for at, words in enumerate(self.counts):
             known = at < K <= MOST
             words.set(text=str(counts[at]) if known else "", position=(at + 1, 0.03), visible=True)
@@ -73,9 +72,8 @@ class Weighed:
         sizes = [abs(w) for w in weights if abs(w) > ROUND] or [1.0]
         low, high = min(1.0, *sizes), max(1.0, *sizes)
         span = max(math.log(high / low), 1.0)
-        canvas.frame(self.axes, y=(low * math.exp(-0.7 * span), high * math.exp(0.3 * span)))
-        ends = [float(f"{end:.2g}") for end in (low, high) if abs(math.log(end)) > 0.15 * span]
-        canvas.ticks(self.axes, y=sorted({1.0, *ends}))
+        y = low * math.exp(-0.7 * span), high * math.exp(0.3 * span)
+        canvas.frame(self.axes, y=y, yticks=[1, low, high])
         self.one.set_data([0.4, len(places) + 0.6], [1, 1])
         heights = [abs(w) if abs(w) > ROUND else low * math.exp(-0.15 * span) for w in weights]
         right = [abs(w - 1) <= ROUND for w in weights]

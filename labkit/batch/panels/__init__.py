@@ -15,7 +15,7 @@ from matplotlib.collections import PolyCollection
 from labkit import batch
 from labkit.batch import Plan, Planned
 from labkit.batch.panels.step_timeline import Progress, Timeline, large
-from labkit.frame.canvas import Canvas
+from labkit.frame.canvas import Canvas, polyline
 from labkit.frame.experiment import Experiment, tables
 from labkit.wording import show, three
 
@@ -68,8 +68,7 @@ class Planner(Experiment[Planned]):
             [(x + u, y + v) for u, v in ((0.05, 0.07), (0.95, 0.07), (0.95, 0.93), (0.05, 0.93))] for x, y in tiles
         ]
         self.tiles.set_verts(corners)
-        outline = [point for tile in corners for point in (*tile, tile[0], (float("nan"), float("nan")))]
-        self.edges.set_data(*zip(*outline, strict=True))
+        self.edges.set_data(*polyline((*tile, tile[0]) for tile in corners))
         _place(self.sizes, [(x + 0.5, y + 0.5, str(result.plan.microbatch)) for x, y in tiles])
         _place(self.rows, [(-width / 60, y + 0.5, str(row or "⋮")) for y, row in enumerate(rows)])
         _place(self.columns, [(x + 0.5, height * 1.01, str(column or "⋯")) for x, column in enumerate(columns)])
@@ -127,14 +126,13 @@ class Wanted(Experiment[batch.Wanted]):
     shown = (batch.cuts,)
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("microbatch b (sequences)", "tokens against wanted (%)", moving="xy")
+        self.axes = canvas.axes("microbatch b (sequences)", "tokens against wanted (%)", whole="x", moving="xy")
         self.line = canvas.line(self.axes, "reference")
         self.wrong = canvas.line(self.axes, "wrong", linestyle="none", markersize=9)
         self.right = canvas.line(self.axes, "right", linestyle="none", markersize=10)
         self.over = [canvas.text(self.axes, ha="center", va="bottom") for _ in range(MUCH)]
         self.under = [canvas.text(self.axes, ha="center", va="top") for _ in range(MUCH)]
         canvas.frame(self.axes, x=(0, 7), y=(-10, 10))
-        canvas.ticks(self.axes, x=[1, 6], y=[-10, 0, 10])
 
     def tease(self, canvas: Canvas, values: Mapping[str, Any]) -> None:
         largest = values["largest_microbatch"]
@@ -143,8 +141,7 @@ class Wanted(Experiment[batch.Wanted]):
         canvas.hide(self.axes, (1 + largest) / 2, (low + high) / 2)
 
     def _frame(self, canvas: Canvas, largest: int) -> None:
-        canvas.frame(self.axes, x=(0.5 - largest / 30, 0.5 + largest * 31 / 30))
-        canvas.ticks(self.axes, x=sorted({1, (1 + largest) // 2, largest}))
+        canvas.frame(self.axes, x=(0.5 - largest / 30, 0.5 + largest * 31 / 30), xticks=[1, largest])
 
     def draw(self, canvas: Canvas, result: batch.Wanted) -> None:
         largest = result.ways[-1].microbatch
@@ -152,13 +149,12 @@ class Wanted(Experiment[batch.Wanted]):
         low, high = min(0.0, *off.values()), max(0.0, *off.values())
         room = 0.18 * (high - low) or 1.0
         self._frame(canvas, largest)
-        canvas.frame(self.axes, y=(low - room, high + room))
-        canvas.ticks(self.axes, y=sorted({float(f"{low:.3g}"), 0.0, float(f"{high:.3g}")}))
+        canvas.frame(self.axes, y=(low - room, high + room), yticks=[0, low, high])
         self.line.set_data([0, largest + 1], [0, 0])
         for line, exact in ((self.right, True), (self.wrong, False)):
             mine = [way for way in result.ways if (way.off == 0) == exact]
             line.set_data([way.microbatch for way in mine], [off[way] for way in mine])
-        most = min(MUCH, (canvas.page.width / canvas.page.font - 7.6) / 4)  # so many words stand side by side
+        most = min(MUCH, canvas.columns / 4)  # so many words stand side by side
         few = largest <= most and max(way.accumulation for way in result.ways) < 100
         told = result.ways if few else (result.best,)
         for words, sign, side in (
@@ -222,7 +218,6 @@ class TwoPlans(Experiment[batch.TwoPlans]):
         self.right = canvas.line(self.axes, "right", linestyle="none", markersize=9)
         self.words = [canvas.text(self.axes, ha="left", va="bottom") for _ in range(8)]
         canvas.frame(self.axes, x=(0.2, 5), y=(7.5, -1))
-        canvas.ticks(self.axes, x=[0.25, 1, 4])
 
     def draw(self, canvas: Canvas, result: batch.TwoPlans) -> None:
         ratios = [row.b / row.a if row.a else float("nan") for row in result.rows]
@@ -236,8 +231,7 @@ class TwoPlans(Experiment[batch.TwoPlans]):
         same = [at for at, row in enumerate(result.rows) if row.same]
         self.right.set_data([1] * len(same), same)
         self.wrong.set_data([ratios[at] for at in changed], changed)
-        path = [point for at in changed for point in ((1, at), (ratios[at], at), (float("nan"), at))]
-        self.way.set_data([x for x, _ in path], [y for _, y in path])
+        self.way.set_data(*polyline([(1, at), (ratios[at], at)] for at in changed))
         _place(self.words, [(widest**-1.1, at - 0.22, _row(row)) for at, row in enumerate(result.rows)])
 
     def tables(self, result: batch.TwoPlans) -> list[dict[str, Any]]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from matplotlib.ticker import FuncFormatter
 
 from labkit import batch
 from labkit.batch import Plan, step_timeline
-from labkit.frame.canvas import Canvas
+from labkit.frame.canvas import Canvas, polyline
 from labkit.frame.experiment import Experiment, tables
 from labkit.wording import percent, three
 
@@ -32,7 +31,6 @@ class Timeline(Experiment[step_timeline.Timeline]):
         self.axes.set_yticks([3, 2, 1, 0], labels=["forward", "backward", "sync", "update"])
         self.axes.tick_params(axis="y", length=0)
         canvas.frame(self.axes, x=(0, 1000), y=(-0.6, 3.6))
-        canvas.ticks(self.axes, x=[0, 1000])
         self.end = canvas.line(self.axes, "reference", colour="muted", linestyle=":")
         self.hidden = canvas.line(self.axes, "reference", colour="muted", linewidth=2.5, solid_capstyle="butt")
         roles = {"forward": "modelled", "backward": "modelled", "synchronise": "wrong", "update": "text"}
@@ -41,8 +39,7 @@ class Timeline(Experiment[step_timeline.Timeline]):
 
     def draw(self, canvas: Canvas, result: step_timeline.Timeline) -> None:
         total = result.total
-        canvas.frame(self.axes, x=(0, 1.22 * total))
-        canvas.ticks(self.axes, x=[0, float(f"{total / 2:.3g}"), float(f"{total:.4g}")])
+        canvas.frame(self.axes, x=(0, 1.22 * total), xticks=[0, total])
         self.end.set_data([total, total], [-0.6, 3.6])
         for at, (name, bar) in enumerate(self.bars.items()):
             bar.set_data(*_stretches([(p.start, p.end) for p in waits(result) if p.name == name], 3 - at))
@@ -80,7 +77,7 @@ def waits(result: step_timeline.Timeline) -> list[step_timeline.Part]:
 
 def _stretches(spans: list[tuple[float, float]], height: float) -> tuple[list[float], list[float]]:
     """Points of a line with gaps between the stretches."""
-    return [x for low, high in spans for x in (low, high, math.nan)], [height] * (3 * len(spans))
+    return polyline([(low, height), (high, height)] for low, high in spans)
 
 
 class Progress(Experiment[batch.Progress]):
@@ -102,7 +99,6 @@ class Progress(Experiment[batch.Progress]):
         self.axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: large(value)))
         self.axes.set_yticks([])
         canvas.frame(self.axes, x=(0, 1), y=(-0.5, 2.2))
-        canvas.ticks(self.axes, x=[0, 1])
         self.positions = [canvas.line(self.axes, "reference", solid_capstyle="butt") for _ in range(2)]
         self.bars = [canvas.bar(self.axes, role) for role in ("right", "wrong")]
         self.words = [canvas.text(self.axes, ha="left", va="bottom") for _ in range(2)]
@@ -110,7 +106,7 @@ class Progress(Experiment[batch.Progress]):
     def draw(self, canvas: Canvas, result: batch.Progress) -> None:
         most = result.right.positions
         canvas.frame(self.axes, x=(0, 1.12 * most))
-        canvas.ticks(self.axes, x=[0, most / 2, most])
+        canvas.ticks(self.axes, x=[0, most / 2, most])  # long numbers
         for at, reading in enumerate((result.right, result.wrong)):
             height = 1.2 * (1 - at)
             self.bars[at].set_data([0, reading.valid], [height, height])

@@ -34,7 +34,6 @@ class Count(Experiment[cadence.Count]):
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("optimizer step", "update / right update", log="xy", moving="xy")
         canvas.frame(self.axes, x=(1, 1000), y=(0.4, 4))
-        canvas.ticks(self.axes, x=[1, 10, 100, 1000], y=[0.5, 1, 2])
         self.one = canvas.line(self.axes, "reference")
         self.formula = canvas.line(self.axes, "modelled")
         self.measured = canvas.line(self.axes, "wrong", linestyle="none", markersize=7)
@@ -43,9 +42,7 @@ class Count(Experiment[cadence.Count]):
     def draw(self, canvas: Canvas, result: cadence.Count) -> None:
         steps, last = result.steps.tolist(), int(result.steps[-1])
         low, high = min(result.first, result.last, 1.0), max(result.largest, 1.0)
-        canvas.frame(self.axes, x=(0.85, last * 1.2), y=(low / 1.5, high * 1.5))
-        canvas.ticks(self.axes, x=[10**k for k in range(5) if 10**k <= last])
-        canvas.ticks(self.axes, y=sorted({1.0, *(float(f"{end:.2g}") for end in (low, high) if abs(end - 1) > 0.15)}))
+        canvas.frame(self.axes, x=(0.85, last * 1.2), y=(low / 1.5, high * 1.5), yticks=[1.0])
         self.one.set_data([0.85, last * 1.2], [1, 1])
         self.formula.set_data(steps, result.formula.tolist())
         self.measured.set_data(steps, result.measured.tolist())
@@ -87,7 +84,6 @@ class Moments(Experiment[cadence.Moments]):
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("optimizer step", "update / learning rate", log="x", moving="xy")
         canvas.frame(self.axes, x=(1, 300), y=(0, 1.2))
-        canvas.ticks(self.axes, x=[1, 10, 100], y=[0, 0.5, 1])
         self.lines = [canvas.line(self.axes, role, markersize=5) for role in ("right", "wrong")]
         for word, height, va in (("dots: once a step", 0.98, "top"), ("crosses: K times a step", 0.02, "bottom")):
             canvas.label(self.axes, 0.98, height, word, ha="right", va=va)
@@ -97,8 +93,7 @@ class Moments(Experiment[cadence.Moments]):
         both = torch.cat([result.right, result.wrong])
         low, high = min(0.0, float(both.min())), max(1.0, float(both.max()))
         room = max(0.2, 0.14 * (high - low))  # for the words above and below
-        canvas.frame(self.axes, x=(0.9, last * 1.1), y=(low - room, high + room))
-        canvas.ticks(self.axes, x=[10**k for k in range(4) if 10**k <= last], y=_round_ticks(low, high))
+        canvas.frame(self.axes, x=(0.9, last * 1.1), y=(low - room, high + room), yticks=[1.0])
         for line, values in zip(self.lines, (result.right, result.wrong), strict=True):
             line.set_data(steps, values.tolist())
 
@@ -114,12 +109,6 @@ class Moments(Experiment[cadence.Moments]):
             f"half is {three(result.ratio)} of the right one; the limit for slow moments, √((G² + σ²/K) / (G² + σ²)), "
             f"is {three(result.formula)}."
         )
-
-
-def _round_ticks(low: float, high: float) -> list[float]:
-    """0 and 1, and the ends where they lie well outside."""
-    ends = [float(f"{end:.1g}") for end in (low, high) if end < -0.5 or end > 1.5]
-    return sorted({0.0, 1.0, *ends})
 
 
 EXPERIMENTS = (Count, Moments, Path, State, Schedules, Translated)

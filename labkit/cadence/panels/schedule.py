@@ -22,9 +22,8 @@ class Schedules(Experiment[schedule.Schedules]):
     shown = (schedule.warmup_cosine, schedule.stepped)
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("optimizer steps", "learning rate / base", moving="x")
+        self.axes = canvas.axes("optimizer steps", "learning rate / base", whole="x", moving="x")
         canvas.frame(self.axes, x=(0, 500), y=(-0.05, 1.1))
-        canvas.ticks(self.axes, x=[0, 250, 500], y=[0, 0.5, 1])
         self.right = canvas.line(self.axes, "right", marker="", linewidth=2.5)
         self.wrong = canvas.line(self.axes, "wrong", marker="", linewidth=2.5)
         self.end = canvas.text(self.axes, ha="left", va="bottom")
@@ -33,7 +32,7 @@ class Schedules(Experiment[schedule.Schedules]):
     def draw(self, canvas: Canvas, result: schedule.Schedules) -> None:
         steps, U = result.updates.tolist(), int(result.updates[-1])
         canvas.frame(self.axes, x=(0, U))
-        canvas.ticks(self.axes, x=[0, U // 2, U])
+        canvas.ticks(self.axes, x=[0, U // 2, U])  # over each stands the number of samples
         self.right.set_data(steps, result.right.tolist())
         self.wrong.set_data(steps, result.wrong.tolist())
         early = result.wrong_ends < U

@@ -32,7 +32,6 @@ class Translated(Experiment[translation.Translated]):
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("samples", "loss above the least", log="y", moving="xy")
         canvas.frame(self.axes, x=(0, 14000), y=(0.01, 10))
-        canvas.ticks(self.axes, x=[0, 4096, 8192], y=[0.01, 0.1, 1, 10])
         styles = (("right", "-", 3.0), *(("wrong", style, 1.8) for style in ("-", "--", "-.", ":")))
         self.lines = [
             canvas.line(self.axes, role, marker="", linestyle=style, linewidth=width) for role, style, width in styles
@@ -44,14 +43,10 @@ class Translated(Experiment[translation.Translated]):
         curves = torch.where(curves.isfinite() & (curves > 0), curves, math.nan)
         known = curves[curves.isfinite()]
         low, high = float(known.min()), min(float(known.max()), 1000 * float(curves[0, 0]))
-        canvas.ticks(self.axes, x=[0, samples[-1] // 2, samples[-1]])
-        tens = [10.0**k for k in range(-9, 9) if low / 1.5 <= 10.0**k <= high * 1.5]
-        canvas.ticks(self.axes, y=tens[:: -(-len(tens) // 4)] if tens else [float(f"{high:.2g}")])
         ends = curves[:, result.reached].nan_to_num(high).clamp(low, high).log()
-        line_height = 1.1 * canvas.page.font / (canvas.height - 4.8 * canvas.page.font)
-        places = _apart(ends.tolist(), line_height * (math.log(high / low) + 0.8))
+        places = _apart(ends.tolist(), 1.1 / canvas.lines * (math.log(high / low) + 0.8))
         top = 1.5 * max(high, math.exp(max(places)))
-        canvas.frame(self.axes, x=(0, samples[-1] * 1.75), y=(low / 1.5, top))
+        canvas.frame(self.axes, x=(0, samples[-1] * 1.75), y=(low / 1.5, top), xticks=[0, samples[-1]])
         for line, words, name, curve, place in zip(
             self.lines, self.words, result.names, curves.tolist(), places, strict=True
         ):

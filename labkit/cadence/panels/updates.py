@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
 
 from labkit.cadence import stepping, updates
-from labkit.frame.canvas import Canvas
+from labkit.frame.canvas import Canvas, polyline
 from labkit.frame.experiment import Experiment, sources
 from labkit.rules import rule
 from labkit.wording import percent, three, with_unit
@@ -35,7 +34,6 @@ class Path(Experiment[updates.Path]):
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("first weight", "second weight", moving="xy")
         canvas.frame(self.axes, x=(-1.5, 3), y=(-1, 3))
-        canvas.ticks(self.axes, x=[-1, 0, 1, 2], y=[0, 1, 2])
         self.levels = canvas.line(self.axes, "reference", colour="muted")
         self.wrong = canvas.line(self.axes, "wrong", markersize=6)
         self.right = canvas.line(self.axes, "right", markersize=5)
@@ -49,7 +47,6 @@ class Path(Experiment[updates.Path]):
         (left, bottom), (right, top) = (middle - half).tolist(), (middle + half).tolist()
         left -= 0.08 * (right - left)  # room for a word beside the start
         canvas.frame(self.axes, x=(left, right), y=(bottom, top))
-        canvas.ticks(self.axes, x=_inside(left, right), y=_inside(bottom, top))
         self.levels.set_data(*_ellipses(result))
         self.right.set_data(*result.right.T.tolist())
         self.wrong.set_data(*result.wrong.T.tolist())
@@ -81,20 +78,9 @@ def _ellipses(result: updates.Path) -> tuple[list[float], list[float]]:
     circle = torch.stack([turn.cos(), turn.sin()])
     root = torch.linalg.cholesky(torch.linalg.inv(result.hessian))
     start = float(result.right_loss[0])
-    x: list[float] = []
-    y: list[float] = []
-    for share in (1.0, 0.5, 0.2, 0.07, 0.02):
-        ring: Tensor = result.minimum[:, None] + math.sqrt(2 * share * start) * root @ circle
-        x += [*ring[0].tolist(), math.nan]
-        y += [*ring[1].tolist(), math.nan]
-    return x, y
-
-
-def _inside(low: float, high: float) -> list[float]:
-    """Up to four round numbers between the limits."""
-    step = 10.0 ** math.floor(math.log10(high - low))
-    step *= next(times for times in (0.2, 0.5, 1, 2, 5, 10) if (high - low) / (times * step) < 4.5)
-    return [step * k for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    shares = (1.0, 0.5, 0.2, 0.07, 0.02)
+    rings = (result.minimum[:, None] + math.sqrt(2 * share * start) * root @ circle for share in shares)
+    return polyline(ring.T.tolist() for ring in rings)
 
 
 class State(Experiment[updates.State]):
@@ -116,17 +102,16 @@ class State(Experiment[updates.State]):
         return sources(*loops, updates.formula, updates.run, updates.state)
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("optimizer steps", "value", moving="xy")
+        self.axes = canvas.axes("optimizer steps", "value", whole="x", moving="xy")
         canvas.frame(self.axes, x=(0, 40), y=(0, 1))
-        canvas.ticks(self.axes, x=[0, 20, 40], y=[0, 1])
         self.lines = [canvas.line(self.axes, role, marker="", linewidth=2) for role in ("right", "wrong")]
         self.dots = [canvas.line(self.axes, role, linestyle="none", markersize=6) for role in ("right", "wrong")]
 
     def draw(self, canvas: Canvas, result: updates.State) -> None:
         steps = result.steps.tolist()
         top = max(float(result.right.max()), float(result.wrong.max()))
-        canvas.frame(self.axes, x=(-0.02 * steps[-1], steps[-1] * 1.05), y=(-0.04 * top, 1.1 * top))
-        canvas.ticks(self.axes, x=sorted({0, int(steps[-1]) // 2, int(steps[-1])}), y=[0, float(f"{top:.2g}")])
+        last = int(steps[-1])
+        canvas.frame(self.axes, x=(-0.02 * last, last * 1.05), y=(-0.04 * top, 1.1 * top), xticks=[0, last])
         every = max(1, len(steps) // 25)
         for at, (measured, formula) in enumerate(
             ((result.right, result.right_formula), (result.wrong, result.wrong_formula))

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,7 +40,9 @@ class Orders(Experiment[Ordered]):
         return sources(*shown)
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("weight × N (1: neither scaled nor clipped)", "microbatch", log="x", moving="xy")
+        self.axes = canvas.axes(
+            "weight × N (1: neither scaled nor clipped)", "microbatch", log="x", whole="y", moving="xy"
+        )
         canvas.frame(self.axes, x=(0.1, 100), y=(4.6, 0.4))
         self.right = canvas.line(self.axes, "reference")
         self.predicted = canvas.line(
@@ -63,9 +64,7 @@ class Orders(Experiment[Ordered]):
         span = max(max(shown) / min(shown), 10)
         high = max(shown) * span**0.35
         low = min(shown) / span**0.15
-        self._frame(canvas, low, high, K)
-        near = [t for t in _tens(low, high) if abs(math.log(t / result.right_weight)) > 0.15 * math.log(high / low)]
-        canvas.ticks(self.axes, x=sorted([*near, float(three(result.right_weight))]))
+        self._frame(canvas, low, high, K, result.right_weight)
         rows = range(1, K + 1)
         self.right.set_data([result.right_weight] * 2, [0.4, K + 0.6])
         roomy = len(self.words) >= K
@@ -75,9 +74,8 @@ class Orders(Experiment[Ordered]):
             words.set_text(_weight(result, at) if roomy and at < K else "")
             words.set_position((high, at + 1))
 
-    def _frame(self, canvas: Canvas, low: float, high: float, K: int) -> None:
-        canvas.frame(self.axes, x=(low, high), y=(K + 0.6, 0.4))
-        canvas.ticks(self.axes, x=_tens(low, high), y=range(1, K + 1) if K <= 5 else sorted({1, (K + 1) // 2, K}))
+    def _frame(self, canvas: Canvas, low: float, high: float, K: int, right: float = 1.0) -> None:
+        canvas.frame(self.axes, x=(low, high), y=(K + 0.6, 0.4), xticks=[right], yticks=[1, K])
 
     def answer(self, result: Ordered) -> float:
         heaviest = float(result.weights.max())
@@ -110,13 +108,6 @@ def _weight(result: Ordered, at: int) -> str:
     return three(weight) if weight > RESOLVED * float(result.weights.max()) else "≈ 0"
 
 
-def _tens(low: float, high: float) -> list[float]:
-    """At most four powers of ten, 1 among them where it is inside."""
-    first, last = math.ceil(math.log10(low)), math.floor(math.log10(high))
-    apart = max(1, math.ceil((last - first + 1) / 4))
-    return [10.0**k for k in range(first, last + 1) if k % apart == 0]
-
-
 class Clip(Experiment[Clips]):
     """Clipped once after accumulation, or every microbatch by itself."""
 
@@ -136,11 +127,8 @@ class Clip(Experiment[Clips]):
         self.side = canvas.axes("threshold c", "turned by (degrees)", position=grid[1], log="x")
         for axes in (self.axes, self.side):
             canvas.frame(axes, x=(0.08, 12.5))
-            canvas.ticks(axes, x=[0.1, 1, 10])
         canvas.frame(self.axes, y=(0.03, 6))
-        canvas.ticks(self.axes, y=[0.1, 1])
         canvas.frame(self.side, y=(-1, 12))
-        canvas.ticks(self.side, y=[0, 10])
         self.at = [canvas.line(axes, "reference") for axes in (self.axes, self.side)]
         places = ((self.axes, "right"), (self.axes, "wrong"), (self.side, "right"), (self.side, "wrong"))
         self.lines = [canvas.line(axes, role, marker="") for axes, role in places]
@@ -157,9 +145,7 @@ class Clip(Experiment[Clips]):
         )
         top = max(1.0, *angle)
         canvas.frame(self.axes, y=(min(each) / 2, max(once) * 2.5))
-        canvas.ticks(self.axes, y=_tens(min(each) / 2, max(once) * 2.5))
         canvas.frame(self.side, y=(-0.06 * top, 1.2 * top))
-        canvas.ticks(self.side, y=[0, float(f"{top:.2g}")])
         for line, limits in zip(self.at, ((min(each) / 2, max(once) * 2.5), (-0.06 * top, 1.2 * top)), strict=True):
             line.set_data([result.max_norm] * 2, limits)
         measured = (result.once, result.each, 0.0, result.angle)

@@ -35,7 +35,6 @@ class Underflow(Experiment[scaling.Underflow]):
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("log2 of an entry of S · gradient", "entries (%)")
         canvas.frame(self.axes, x=(LEFT, RIGHT), y=(0, 25))
-        canvas.ticks(self.axes, x=[-40, -24, -4, 16])
         self.limits = [canvas.line(self.axes, "reference") for _ in range(2)]
         self.all = canvas.line(self.axes, "right", marker="", drawstyle="steps-mid")
         self.lost = canvas.line(self.axes, "wrong", drawstyle="steps-mid")
@@ -45,7 +44,6 @@ class Underflow(Experiment[scaling.Underflow]):
         x = [float(size) + 0.5 for size in result.sizes.tolist()]
         top = float(result.share.max())
         canvas.frame(self.axes, y=(0, 1.35 * top))
-        canvas.ticks(self.axes, y=[0, float(f"{top:.2g}")])
         self.all.set_data(x, result.share.tolist())
         lost = [(at, share) for at, share in zip(x, result.lost.tolist(), strict=True) if share]
         self.lost.set_data([at for at, _ in lost], [share for _, share in lost])
@@ -94,8 +92,8 @@ class Overflow(Experiment[Overflows]):
 
     def layout(self, canvas: Canvas) -> None:
         grid = canvas.figure.add_gridspec(2, 1, hspace=0.4)
-        self.axes = [canvas.axes("", "log2 S", position=grid[0], moving="xy")]
-        self.axes += [canvas.axes("optimizer step", "log2 S", position=grid[1], moving="xy")]
+        self.axes = [canvas.axes("", "log2 S", position=grid[0], whole="xy", moving="xy")]
+        self.axes += [canvas.axes("optimizer step", "log2 S", position=grid[1], whole="xy", moving="xy")]
         for axes in self.axes:
             self._frame(canvas, axes, 40, 9, 25)
         self.lines = [
@@ -128,8 +126,8 @@ class Overflow(Experiment[Overflows]):
             self.words[at].set_position((0.5, high + 0.5 * (high - low)))
 
     def _frame(self, canvas: Canvas, axes: Axes, updates: int, low: float, high: float) -> None:
-        canvas.frame(axes, x=(0, updates + 1), y=(low, high + 0.5 * (high - low)))
-        canvas.ticks(axes, x=[1, updates // 2, updates], y=sorted({low + 1, high - 1}))
+        x, y = (0, updates + 1), (low, high + 0.5 * (high - low))
+        canvas.frame(axes, x=x, y=y, xticks=[1, updates], yticks=[low + 1, high - 1])
 
     def answer(self, result: Overflows) -> float:
         return result.wrong_skipped
@@ -163,7 +161,7 @@ class Ranks(Experiment[Drift]):
     aspect = 0.5
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("optimizer step", "distance (% of the way)", moving="xy")
+        self.axes = canvas.axes("optimizer step", "distance (% of the way)", whole="x", moving="xy")
         canvas.frame(self.axes, x=(0, 21), y=(0, 50))
         self.when = canvas.line(self.axes, "reference")
         self.right = canvas.line(self.axes, "right", markersize=6)
@@ -175,8 +173,7 @@ class Ranks(Experiment[Drift]):
         last, top = len(distance), max(1.0, *distance)
         apart = distance[-1] > 0
         at = result.overflow_at
-        canvas.frame(self.axes, x=(0, last + 1), y=(-0.05 * top, 1.25 * top))
-        canvas.ticks(self.axes, x=[1, last // 2, last], y=[0, float(f"{top:.2g}")])
+        canvas.frame(self.axes, x=(0, last + 1), y=(-0.05 * top, 1.25 * top), xticks=[1, last])
         self.when.set_data([at, at], [-0.05 * top, 1.25 * top])
         early = at < last / 2
         self.words.set(x=at + (0.01 if early else -0.01) * last, y=1.23 * top, ha="left" if early else "right")

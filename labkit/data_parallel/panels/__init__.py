@@ -104,10 +104,9 @@ class Collectives(Experiment[no_sync.Collectives]):
         return sources(*shown)
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("all-reduces of one optimizer step", "", moving="x")
+        self.axes = canvas.axes("all-reduces of one optimizer step", "", whole="x", moving="x")
         self.axes.set_yticks([])
         canvas.frame(self.axes, x=(0, 5), y=(len(no_sync.PATTERNS) - 0.4, -0.6))
-        canvas.ticks(self.axes, x=[0, 1, 4])
         self.bars = [
             [canvas.bar(self.axes, role, linewidth=10) for role in ("right", "wrong")] for _ in no_sync.PATTERNS
         ]
@@ -115,8 +114,7 @@ class Collectives(Experiment[no_sync.Collectives]):
 
     def draw(self, canvas: Canvas, result: no_sync.Collectives) -> None:
         most = max(each.all_reduces for each in result.patterns)
-        canvas.frame(self.axes, x=(0, 1.15 * most))
-        canvas.ticks(self.axes, x=sorted({0, 1, result.accumulation_steps}))
+        canvas.frame(self.axes, x=(0, 1.15 * most), xticks=[0, result.accumulation_steps, 1])
         for at, each in enumerate(result.patterns):
             fine = each.relative_error <= result.tolerance
             for good, bar in zip((True, False), self.bars[at], strict=True):
@@ -159,7 +157,6 @@ class Buckets(Experiment[no_sync.Buckets]):
         self.axes = canvas.axes("gradient sent so far (MiB)", "", moving="")
         self.axes.set_yticks([])
         canvas.frame(self.axes, x=(0, 8.4), y=(no_sync.LAYERS - 0.4, -1.6))
-        canvas.ticks(self.axes, x=[0, 2, 4, 6, 8])
         self.bars = [canvas.bar(self.axes, "measured") for _ in range(no_sync.LAYERS)]
         self.words = canvas.text(self.axes, ha="left", va="center")
 

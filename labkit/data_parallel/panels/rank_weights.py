@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from labkit.frame.canvas import Canvas
+from labkit.frame.canvas import Canvas, polyline
 from labkit.wording import percent
 
 
@@ -25,8 +25,7 @@ class Rows:
         self.canvas = canvas
         self.axes = canvas.axes("weight × N", "", moving="xy")
         self.axes.yaxis.set_visible(False)
-        canvas.frame(self.axes, x=(-1, 3), y=(4, 0))
-        canvas.ticks(self.axes, x=[0, 1])
+        canvas.frame(self.axes, x=(-1, 3), y=(4, 0), xticks=[0, 1])
         self.one = canvas.line(self.axes, "reference")
         self.cuts = canvas.line(self.axes, "reference", colour="faint")
         self.predicted = canvas.line(
@@ -49,21 +48,17 @@ class Rows:
         places = [at + 0.5 for at in range(rows)]
         known = [each for each in (1.0, *predicted, *(w for row in fitted for w in row)) if math.isfinite(each)]
         top = 1.1 * max(known)
-        font = self.canvas.page.font
-        row = (self.canvas.height - 4.8 * font) / rows
-        room = min(0.5, 10.2 * font / (self.canvas.page.width - 7.6 * font))
+        height = self.canvas.lines / rows
+        room = min(0.5, 10.2 / self.canvas.columns)
         left = -top * room / (1 - room)  # beside the words
-        self.canvas.frame(self.axes, x=(left, top), y=(rows, 0))
-        self.canvas.ticks(
-            self.axes, x=sorted({0.0, 1.0, float(f"{max(known):.2g}")} if max(known) > 1.25 else {0.0, 1.0})
-        )
+        self.canvas.frame(self.axes, x=(left, top), y=(rows, 0), xticks=[1, 0, max(known)])
         self.one.set_data([1, 1], [0, rows])
         edges = [at for at in range(1, rows) if owner[at] != owner[at - 1]]
-        self.cuts.set_data([x for _ in edges for x in (left, top, math.nan)], [y for y in edges for _ in range(3)])
+        self.cuts.set_data(*polyline([(left, at), (top, at)] for at in edges))
         self.predicted.set_data(predicted, places[: len(predicted)])
         self.fitted.set_data([w for row in fitted for w in row], places * len(fitted))
         for at, words in enumerate(self.words):
             words.set_text(f"rank {owner[at]}: {int(counts[at])} tokens" if at < rows else "")
             words.set_position((left + 0.02 * (top - left), at + 0.5))
-            words.set_fontsize(self.canvas.page.points * min(1.0, row / (1.15 * font)))
+            words.set_fontsize(self.canvas.page.points * min(1.0, height / 1.15))
         self.middle.set(text=instead, position=(top / 2, rows / 2))

@@ -7,7 +7,7 @@ from typing import Any
 
 from labkit.data_parallel import allreduce_time, hook, step_timeline
 from labkit.device import Spread
-from labkit.frame.canvas import Canvas
+from labkit.frame.canvas import Canvas, polyline, quartiles
 from labkit.frame.experiment import Experiment
 from labkit.wording import percent, three
 
@@ -43,10 +43,8 @@ class Timeline(Experiment[step_timeline.Timeline]):
         self.below = canvas.axes("time (ms)", "", position=grid[1], log="x", moving="x")
         self.axes.yaxis.set_visible(False)
         self.below.yaxis.set_visible(False)
-        canvas.frame(self.axes, x=(-6, 30), y=(1.9, -0.5))
-        canvas.ticks(self.axes, x=[0, 15, 30])
+        canvas.frame(self.axes, x=(-6, 30), y=(1.9, -0.5), xticks=[0, 30])
         canvas.frame(self.below, x=(0.02, 100), y=(len(PARTS) - 0.5, -0.5))
-        canvas.ticks(self.below, x=[1, 10, 100])
         roles = {"microbatch": "right", "wait": "wrong", "update": "text", "all-reduce": "muted"}
         self.bars = {
             name: canvas.bar(self.axes, role, **({"linewidth": 6} if name == "all-reduce" else {"linewidth": 12}))
@@ -58,17 +56,16 @@ class Timeline(Experiment[step_timeline.Timeline]):
 
     def draw(self, canvas: Canvas, result: step_timeline.Timeline) -> None:
         total = max(each.end for each in result.stretches)
-        room = min(0.4, 4.4 * canvas.page.font / (canvas.page.width - 7.6 * canvas.page.font))  # for "rank 0"
+        room = min(0.4, 4.4 / canvas.columns)  # for "rank 0"
         left = -1.02 * total * room / (1 - room)
-        canvas.frame(self.axes, x=(left, 1.02 * total), y=(result.ranks - 0.2, -0.5))
-        canvas.ticks(self.axes, x=[0, float(f"{total / 2:.2g}"), float(f"{total:.3g}")])
+        canvas.frame(self.axes, x=(left, 1.02 * total), y=(result.ranks - 0.2, -0.5), xticks=[0, total])
         for name, bar in self.bars.items():
             some = [each for each in result.stretches if each.name == name]
             gap = 0.002 * total if name != "wait" else 0.0
-            x = [
-                place for each in some for place in (each.start + gap, max(each.start + gap, each.end - gap), math.nan)
+            spans = [
+                (each.start + gap, max(each.start + gap, each.end - gap), each.rank + LANES[name]) for each in some
             ]
-            bar.set_data(x, [each.rank + LANES[name] for each in some for _ in range(3)])
+            bar.set_data(*polyline([(begin, height), (end, height)] for begin, end, height in spans))
         for rank, words in enumerate(self.words):
             words.set(text=f"rank {rank}" if rank < result.ranks else "", position=(0.9 * left, rank + 0.2))
         spreads = [getattr(result, name) for name in PARTS]
@@ -76,9 +73,8 @@ class Timeline(Experiment[step_timeline.Timeline]):
         high = max(each.upper for each in spreads)
         left = low * (low / high) ** 0.6
         canvas.frame(self.below, x=(left, 1.3 * high))
-        canvas.ticks(self.below, x=[10.0**k for k in range(-3, 6) if low / 2 <= 10.0**k < 1.3 * high][-4:])
-        shown = [(max(each.lower, left), max(each.median, left), max(each.upper, left)) for each in spreads]
-        self.spreads.lay(range(len(PARTS)), shown)
+        times = [[max(end, left) for end in quartiles(each)] for each in spreads]
+        self.spreads.lay(range(len(PARTS)), [(lower, median, upper) for lower, median, upper in times])
         for at, (words, name) in enumerate(zip(self.names, PARTS, strict=True)):
             words.set(text=name, position=(left * (high / left) ** 0.015, at))
 
@@ -125,7 +121,6 @@ class Allreduce(Experiment[allreduce_time.AllReduce]):
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("payload (kB)", "time (ms)", log="xy", moving="y")
         canvas.frame(self.axes, x=(0.002, 60_000), y=(0.05, 100))
-        canvas.ticks(self.axes, x=[0.01, 1, 100, 10_000], y=[0.1, 1, 10, 100])
         self.line = canvas.line(self.axes, "modelled")
         self.measured = canvas.spread(self.axes, markersize=6)
         self.ring = canvas.line(self.axes, "guess")
@@ -138,13 +133,12 @@ class Allreduce(Experiment[allreduce_time.AllReduce]):
         low = min(each.lower for each in every) / 3
         high = 12 * max([*(each.upper for each in every), result.modelled])
         canvas.frame(self.axes, y=(low, high))
-        canvas.ticks(self.axes, y=[10.0**k for k in range(-3, 5) if low < 10.0**k < high][-4:])
-        self.measured.put([size / 1e3 for size in result.sizes.tolist()], result.measured)
+        self.measured.put([size / 1e3 for size in result.sizes.tolist()], [*map(quartiles, result.measured)])
         line = [4 * 10 ** (k / 8) for k in range(54)]
         self.line.set_data([size / 1e3 for size in line], [1e3 * result.line.seconds(size) for size in line])
         at = result.payload / 1e3
         self.ring.set_data([at], [result.found.median])
-        self.payload.put([at], [result.found])
+        self.payload.put([at], [quartiles(result.found)])
         self.modelled.set_data([at], [result.modelled])
         self.words.set(text=_line(result), position=(0.003, high / 1.3))
 

@@ -26,8 +26,7 @@ class EmptyRank(Experiment[uneven_ranks.EmptyRank]):
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("relative error (%)", "", moving="")
         self.axes.set_yticks([])
-        canvas.frame(self.axes, x=(-3, 110), y=(len(uneven_ranks.POLICIES) - 0.4, -0.6))
-        canvas.ticks(self.axes, x=[0, 25, 50, 75, 100])
+        canvas.frame(self.axes, x=(-3, 110), y=(len(uneven_ranks.POLICIES) - 0.4, -0.6), xticks=[0, 100])
         self.dots = canvas.line(self.axes, "right", linestyle="none", markersize=9)
         self.bars = [canvas.bar(self.axes, "wrong", linewidth=12) for _ in uneven_ranks.POLICIES]
         self.lost = canvas.line(self.axes, "wrong", linestyle="none", markersize=12)
@@ -130,9 +129,8 @@ class Overflow(Experiment[overflow_on_one_rank.Drift]):
     aspect = 0.5
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("optimizer step", "distance (% of the way)", moving="xy")
+        self.axes = canvas.axes("optimizer step", "distance (% of the way)", whole="x", moving="xy")
         canvas.frame(self.axes, x=(0, 13), y=(-5, 100))
-        canvas.ticks(self.axes, x=[1, 6, 12], y=[0, 50, 100])
         self.when = canvas.line(self.axes, "reference")
         self.lines = {True: canvas.line(self.axes, "right"), False: canvas.line(self.axes, "wrong")}
         self.words = canvas.text(self.axes, "overflow", va="top")
@@ -140,8 +138,7 @@ class Overflow(Experiment[overflow_on_one_rank.Drift]):
     def draw(self, canvas: Canvas, result: overflow_on_one_rank.Drift) -> None:
         distance = result.distance.tolist()
         last, top = len(distance), max(1.0, *distance)
-        canvas.frame(self.axes, x=(0, last + 1), y=(-0.05 * top, 1.25 * top))
-        canvas.ticks(self.axes, x=[1, last // 2, last], y=[0, float(f"{top:.2g}")])
+        canvas.frame(self.axes, x=(0, last + 1), y=(-0.05 * top, 1.25 * top), xticks=[1, last])
         self.when.set_data([result.overflow_at] * 2, [-0.05 * top, 1.25 * top])
         early = result.overflow_at < last / 2
         place = result.overflow_at + (0.01 if early else -0.01) * last
@@ -183,15 +180,12 @@ class Killed(Experiment[killed_rank.Killed]):
         self.axes = canvas.axes("time (s)", "", moving="x")
         self.axes.set_yticks([])
         canvas.frame(self.axes, x=(0, 1), y=(-0.6, 1.2))
-        canvas.ticks(self.axes, x=[0, 0.5, 1])
         self.bars = [canvas.bar(self.axes, role) for role in ("wrong", "right")]
         self.words = canvas.text(self.axes, ha="left", va="center")
 
     def draw(self, canvas: Canvas, result: killed_rank.Killed) -> None:
         end = result.noticed + result.again
-        canvas.frame(self.axes, x=(0, 1.05 * end))
-        last = [float(f"{end:.2g}")] if result.again > 0.15 * end else []
-        canvas.ticks(self.axes, x=[0, float(f"{result.noticed:.2g}"), *last])
+        canvas.frame(self.axes, x=(0, 1.05 * end), xticks=[result.noticed])
         self.bars[0].set_data([0, result.noticed], [0, 0])
         self.bars[1].set_data([result.noticed, end], [0, 0])
         said = f"{three(result.noticed)} s to the sentence, {three(result.again)} s to new ranks"
@@ -227,18 +221,16 @@ class Fsdp(Experiment[sharding.Sharded]):
         return sources(*shown)
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("collectives of one optimizer step", "", moving="x")
+        self.axes = canvas.axes("collectives of one optimizer step", "", whole="x", moving="x")
         self.axes.set_yticks([])
         canvas.frame(self.axes, x=(0, 30), y=(1.6, -0.6))
-        canvas.ticks(self.axes, x=[0, 12, 24])
         self.bars = [canvas.bar(self.axes, "measured") for _ in range(2)]
         self.words = [canvas.text(self.axes, ha="left", va="bottom") for _ in range(2)]
 
     def draw(self, canvas: Canvas, result: sharding.Sharded) -> None:
         found = {"all-gathers": result.all_gathers, "reduce-scatters": result.reduce_scatters}
         most = max(1, *found.values())
-        canvas.frame(self.axes, x=(0, 1.05 * most))
-        canvas.ticks(self.axes, x=sorted({0, *found.values()}))
+        canvas.frame(self.axes, x=(0, 1.05 * most), xticks=[0, *found.values()])
         for at, (name, count) in enumerate(found.items()):
             self.bars[at].set_data([0, count], [at + 0.2] * 2)
             self.words[at].set(text=f"{name}: {count}", position=(0.01 * most, at - 0.1))

@@ -16,7 +16,7 @@ from labkit import memory, rules
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
 from labkit.memory import Step, Sweep, saved_tensors
-from labkit.memory.panels.graphs import MB, Classic, amount, equality, top_tick
+from labkit.memory.panels.graphs import MB, Classic, amount, equality
 from labkit.wording import percent
 
 
@@ -34,7 +34,7 @@ class Kept(Experiment[Sweep]):
     shown = (rules.token_mean, saved_tensors.watch)
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("sequences in a microbatch, b", "kept at once (MB)", moving="xy")
+        self.axes = canvas.axes("sequences in a microbatch, b", "kept at once (MB)", whole="x", moving="xy")
         self.line = canvas.line(self.axes, "modelled")
         self.rings = canvas.line(self.axes, "guess", colour="text")
         self.dots = canvas.line(self.axes, "measured", markersize=9)
@@ -42,8 +42,7 @@ class Kept(Experiment[Sweep]):
         self._frame(canvas, 16, 5.0)
 
     def _frame(self, canvas: Canvas, sequences: int, top: float) -> None:
-        canvas.frame(self.axes, x=(0, 1.1 * sequences), y=(0, 1.2 * top))
-        canvas.ticks(self.axes, x=sorted({0, sequences // 2, sequences}), y=[0, top_tick(top / 2), top_tick(top)])
+        canvas.frame(self.axes, x=(0, 1.1 * sequences), y=(0, 1.2 * top), xticks=[0, sequences])
 
     def tease(self, canvas: Canvas, values: Mapping[str, Any]) -> None:
         self._frame(canvas, values["sequences"], 5.0)
@@ -108,7 +107,6 @@ class Parts(Experiment[memory.Parts]):
         self.axes.set_yticks([3, 2, 1, 0], labels=["weights", "gradients", "optimizer", "kept"])
         self.axes.tick_params(axis="y", length=0)
         canvas.frame(self.axes, x=(0, 8), y=(-0.6, 3.6))
-        canvas.ticks(self.axes, x=[0, 4, 8])
         style = {"linewidth": 9}
         self.full = [canvas.bar(self.axes, "muted", **style) for _ in range(4)]
         self.cut = [canvas.bar(self.axes, "right", **style) for _ in range(4)]
@@ -117,7 +115,6 @@ class Parts(Experiment[memory.Parts]):
     def draw(self, canvas: Canvas, result: memory.Parts) -> None:
         top = max(result.full.total, result.cut.total) / MB
         canvas.frame(self.axes, x=(0, 1.38 * top))
-        canvas.ticks(self.axes, x=sorted({0, top_tick(top / 2), top_tick(top)}))
         for bars, each, up in ((self.full, result.full, 0.16), (self.cut, result.cut, -0.16)):
             for at, (low, high) in enumerate(_spans(each)):
                 bars[at].set_data([low, high], [3 - at + up] * 2)
@@ -187,7 +184,6 @@ class Peak(Experiment[memory.Peak]):
         self.axes = canvas.axes("most at once (MB)", "", moving="x")
         self.axes.set_yticks([])
         canvas.frame(self.axes, x=(0, 4), y=(-0.5, 2))
-        canvas.ticks(self.axes, x=[0, 2, 4])
         self.bars = [canvas.bar(self.axes, "measured") for _ in range(2)]
         self.strokes = canvas.line(self.axes, "reference", linestyle="none", marker="|", markersize=30, colour="text")
         self.words = [canvas.text(self.axes, va="bottom") for _ in range(2)]
@@ -195,7 +191,6 @@ class Peak(Experiment[memory.Peak]):
     def draw(self, canvas: Canvas, result: memory.Peak) -> None:
         top = max(each for each in (*result.kept, *result.allocated) if math.isfinite(each)) / MB
         canvas.frame(self.axes, x=(0, 1.1 * top))
-        canvas.ticks(self.axes, x=sorted({0, top_tick(top / 2), top_tick(top)}))
         for at, size in enumerate(result.kept):
             self.bars[at].set_data([0, size / MB], [1 - at] * 2)
             self.words[at].set_text(_line_of(result, at))

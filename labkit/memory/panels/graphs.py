@@ -27,11 +27,6 @@ def amount(count: float) -> str:
     return f"{three(count / MB)} MB" if size >= MB else f"{three(count / 1e3)} kB" if size >= 1e3 else f"{count:.0f} B"
 
 
-def top_tick(megabytes: float) -> float:
-    """A tick near the top, with two digits."""
-    return float(f"{megabytes:.2g}")
-
-
 def equality(error: float, bound: Tolerance) -> dict[str, Any]:
     """A table of how equal two gradients are."""
     return {"columns": ["relative error", "tolerance"], "rows": [[f"{error:.2g}", str(bound)]]}
@@ -55,7 +50,7 @@ class Classic(Experiment[graphs.Classic]):
         return sources(*shown)
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("microbatches done", "kept (MB)", moving="xy")
+        self.axes = canvas.axes("microbatches done", "kept (MB)", whole="x", moving="xy")
         self.full = canvas.line(self.axes, "reference")
         self.lines = [canvas.line(self.axes, role, marker="") for role in ("right", "wrong", "right")]
         self.marks = [canvas.line(self.axes, role, linestyle="none", markersize=8) for role in ("right", "wrong")]
@@ -64,19 +59,16 @@ class Classic(Experiment[graphs.Classic]):
         self.words = [canvas.text(self.axes, va="center") for _ in range(3)]
         self.words.append(canvas.text(self.axes, "full batch", va="bottom"))
         canvas.frame(self.axes, x=(0, 5.2), y=(0, 3))
-        canvas.ticks(self.axes, x=[0, 2, 4], y=[0, 1, 2, 3])
 
     def tease(self, canvas: Canvas, values: Mapping[str, Any]) -> None:
         K = values["accumulation_steps"]
-        canvas.frame(self.axes, x=(0, 1.4 * K))
-        canvas.ticks(self.axes, x=sorted({0, K // 2, K}))
+        canvas.frame(self.axes, x=(0, 1.4 * K), xticks=[0, K])
         canvas.hide(self.axes, K / 2, 1.5)
 
     def draw(self, canvas: Canvas, result: graphs.Classic) -> None:
         K, runs = len(result.right.highest), (result.right, result.other, result.checkpointed)
         top = max(result.full, *(run.peak for run in runs)) / MB
-        canvas.frame(self.axes, x=(0, 1.4 * K), y=(0, 1.2 * top))
-        canvas.ticks(self.axes, x=sorted({0, K // 2, K}), y=[0, top_tick(top / 2), top_tick(top)])
+        canvas.frame(self.axes, x=(0, 1.4 * K), y=(0, 1.2 * top), xticks=[0, K])
         self.full.set_data([0, K], [result.full / MB] * 2)
         self.same.set_data(*(_saw(result.other) if _harmless(result) else ([], [])))
         for line, marks, run in zip(self.lines, self.marks, runs, strict=True):

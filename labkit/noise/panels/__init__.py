@@ -11,22 +11,18 @@ import math
 from collections.abc import Iterable
 
 from labkit import noise
-from labkit.device import Spread
-from labkit.frame.canvas import Canvas
+from labkit.frame.canvas import Canvas, Interval
 from labkit.frame.experiment import Experiment
-from labkit.noise.panels.batch_size_sweeps import Batches, Rates, tens
+from labkit.noise.panels.batch_size_sweeps import Batches, Rates
 from labkit.noise.panels.warmup import Decay, Warmup
 from labkit.wording import three, whole
 
 MOST = 1e6  # a noise scale beyond it is none that was seen
 
 
-def between(values: Iterable[float], low: Iterable[float], high: Iterable[float], least: float) -> list[Spread]:
+def between(values: Iterable[float], low: Iterable[float], high: Iterable[float], least: float) -> list[Interval]:
     """Measured values with the ends of their intervals; those below `least` are drawn there."""
-    return [
-        Spread(max(a, least), max(a, least), max(value, least), max(b, least), max(b, least), 1)
-        for value, a, b in zip(values, low, high, strict=True)
-    ]
+    return [(max(a, least), max(value, least), max(b, least)) for value, a, b in zip(values, low, high, strict=True)]
 
 
 class Voters(Experiment[noise.Voters]):
@@ -42,7 +38,6 @@ class Voters(Experiment[noise.Voters]):
         self.axes = canvas.axes("b, voters in a poll", "spread of the average", log="xy", moving="")
         canvas.frame(self.axes, x=(0.5, 3e6), y=(7e-5, 1.5))
         self.axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        canvas.ticks(self.axes, x=[1, 100, 10_000, 1_000_000], y=[0.0001, 0.001, 0.01, 0.1, 1])
         self.formula = canvas.line(self.axes, "modelled")
         self.measured = canvas.spread(self.axes)
         self.rings = canvas.line(self.axes, "guess")
@@ -89,7 +84,6 @@ class Norms(Experiment[noise.Norms]):
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("b, examples in a batch", "mean of ‖g_b‖²", log="xy", moving="xy")
         canvas.frame(self.axes, x=(0.7, 150), y=(0.4, 40))
-        canvas.ticks(self.axes, x=[1, 10, 100], y=[1, 10])
         self.formula = canvas.line(self.axes, "modelled")
         self.norm = canvas.line(self.axes, "reference")
         self.measured = canvas.spread(self.axes, markersize=5)
@@ -105,7 +99,6 @@ class Norms(Experiment[noise.Norms]):
         low, high = 0.6, 1.7 * max(b[-1], ends[2], min(result.noise_scale, MOST))
         bottom, top = G / 3, 3 * max(float(result.measured.max()), 3 * G)
         canvas.frame(self.axes, x=(low, high), y=(bottom, top))
-        canvas.ticks(self.axes, x=tens(low, high), y=tens(bottom, top))
         line = [low * (high / low) ** (k / 40) for k in range(41)]
         self.formula.set_data(line, [G + result.trace / size for size in line])
         self.norm.set_data([low, high], [G, G])

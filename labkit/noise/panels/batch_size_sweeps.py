@@ -6,25 +6,10 @@ import math
 
 import torch
 
-from labkit.device import Spread
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
 from labkit.noise import batch_size_sweeps
 from labkit.wording import percent, three
-
-
-def tens(low: float, high: float) -> list[float]:
-    """At most five powers of ten between the limits, in even strides; a round number where there is none.
-
-    >>> tens(0.5, 2000), tens(3, 7), tens(1e-3, 1e5)
-    ([1.0, 10.0, 100.0, 1000.0], [5.0], [0.001, 0.1, 10.0, 1000.0, 100000.0])
-    """
-    powers = [10.0**k for k in range(-9, 12) if low <= 10.0**k <= high]
-    if len(powers) < 2:
-        powers = sorted(
-            {*powers, *(each * 10.0**k for k in range(-9, 12) for each in (2, 5) if low <= each * 10.0**k <= high)}
-        )
-    return powers[:: -(-len(powers) // 5) or 1] or [float(f"{math.sqrt(low * high):.1g}")]
 
 
 class Batches(Experiment[batch_size_sweeps.Batches]):
@@ -43,7 +28,6 @@ class Batches(Experiment[batch_size_sweeps.Batches]):
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("b, examples in a batch", "times the least", log="xy", moving="xy")
         canvas.frame(self.axes, x=(0.7, 800), y=(0.35, 100))
-        canvas.ticks(self.axes, x=[1, 10, 100], y=[1, 10, 100])
         self.lines = [canvas.line(self.axes, "modelled", linestyle=style) for style in ("-", "--")]
         self.dots = [canvas.spread(self.axes, marker=marker) for marker in ("o", "s")]
         self.critical = canvas.line(self.axes, "reference")
@@ -57,11 +41,10 @@ class Batches(Experiment[batch_size_sweeps.Batches]):
         shares = [torch.stack([each, each * b]) for each in (result.lower, result.steps, result.upper)]
         top = 2.5 * max(1 + B, 1 + largest / B, 10.0) if done else 100.0
         canvas.frame(self.axes, x=(0.7, largest * 1.6), y=(0.35, top))
-        canvas.ticks(self.axes, x=tens(0.7, largest * 1.6), y=tens(0.35, top))
         for kind, dots in enumerate(self.dots):
             known = n if done or kind == 0 else 0
-            rows = zip(*((each[kind, :known] / least[kind]).tolist() for each in shares), strict=True)
-            dots.put(b[:known].tolist(), [Spread(low, low, mean, high, high, 1) for low, mean, high in rows])
+            ends = ((each[kind, :known] / least[kind]).tolist() for each in shares)
+            dots.put(b[:known].tolist(), [*zip(*ends, strict=True)])
         curves = ([1 + B / x for x in b.tolist()], [1 + x / B for x in b.tolist()])
         for line, curve in zip(self.lines, curves, strict=True):
             line.set_data(b.tolist() if done else [], curve if done else [])
@@ -117,7 +100,6 @@ class Rates(Experiment[batch_size_sweeps.Rates]):
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("b, examples in a batch", "learning rate", log="xy", moving="xy")
         canvas.frame(self.axes, x=(0.7, 1500), y=(0.02, 20))
-        canvas.ticks(self.axes, x=[1, 10, 100, 1000], y=[0.1, 1, 10])
         self.linear = canvas.line(self.axes, "modelled")
         self.root = canvas.line(self.axes, "modelled", linestyle="--")
         self.best = canvas.spread(self.axes)
@@ -133,9 +115,8 @@ class Rates(Experiment[batch_size_sweeps.Rates]):
         left, right = sizes[0] / 1.4, sizes[-1] * 1.4
         bottom, most = float(known.min()) / 2, float(known.max()) * 4
         canvas.frame(self.axes, x=(left, right), y=(bottom, most * 4))
-        canvas.ticks(self.axes, x=tens(left, right), y=tens(bottom, most))
-        rows = zip(result.low[:n].tolist(), result.best[:n].tolist(), result.high[:n].tolist(), strict=True)
-        self.best.put(sizes[:n], [Spread(low, low, best, high, high, 1) for low, best, high in rows])
+        ends = (each[:n].tolist() for each in (result.low, result.best, result.high))
+        self.best.put(sizes[:n], [*zip(*ends, strict=True)])
         linear = torch.where(result.linear <= most, result.linear, math.nan)  # what lies higher leaves the picture
         self.linear.set_data(sizes, linear.tolist())
         self.root.set_data(sizes, result.root.tolist())

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from labkit.frame.canvas import Canvas
+from labkit.frame.canvas import Canvas, polyline
 from labkit.frame.experiment import Experiment
 from labkit.noise import warmup
 from labkit.wording import percent, three
@@ -28,18 +28,16 @@ class Warmup(Experiment[warmup.Warmup]):
 
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("optimizer step", "η × curvature", log="xy", moving="")
-        canvas.frame(self.axes, x=(1, warmup.STEPS), y=(0.01, 20 * TOP))
-        canvas.ticks(self.axes, x=[1, 10, 100], y=[0.01, 0.1, 2, 30, TOP])
+        canvas.frame(self.axes, x=(1, warmup.STEPS), y=(0.01, 20 * TOP), yticks=[2, TOP, 0.01])
         self.border = canvas.line(self.axes, "reference")
         self.lines = [canvas.line(self.axes, role, marker="", linewidth=1.3) for role in ("right", "wrong")]
         for word, x, ha in (("solid: with warmup", 1.1, "left"), ("dashed: without", warmup.STEPS / 1.1, "right")):
             canvas.text(self.axes, word, ha=ha, va="top", position=(x, 15 * TOP))
 
     def draw(self, canvas: Canvas, result: warmup.Warmup) -> None:
-        steps = [*(result.steps + 1).tolist(), math.nan]
         self.border.set_data([1, warmup.STEPS], [2, 2])
         for line, side in zip(self.lines, result.sharpness.clamp(0.001, TOP), strict=True):
-            line.set_data(steps * result.seeds, [each for row in side.tolist() for each in (*row, math.nan)])
+            line.set_data(*polyline(zip((result.steps + 1).tolist(), row, strict=True) for row in side.tolist()))
 
     def answer(self, result: warmup.Warmup) -> float:
         return float(result.lost[1])
@@ -79,7 +77,6 @@ class Decay(Experiment[warmup.Decayed]):
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("share of the weight left over (%)", "", moving="")
         canvas.frame(self.axes, x=(0, 100), y=(4.5, -0.6))
-        canvas.ticks(self.axes, x=[0, 50, 100])
         self.axes.set_yticks([])
         roles = ("right", "wrong", "wrong", "right", "right")
         self.bars = [canvas.bar(self.axes, role, linewidth=9) for role in roles]
@@ -88,8 +85,7 @@ class Decay(Experiment[warmup.Decayed]):
 
     def draw(self, canvas: Canvas, result: warmup.Decayed) -> None:
         left = (100 * result.left).tolist()
-        ends = [place for at in range(len(left)) for place in (at - 0.02, at + 0.32, math.nan)]
-        self.base.set_data([left[0]] * len(ends), ends)
+        self.base.set_data(*polyline([(left[0], at - 0.02), (left[0], at + 0.32)] for at in range(len(left))))
         for at, (name, share, steps) in enumerate(zip(result.names, left, result.steps, strict=True)):
             self.bars[at].set_data([0, share], [at + 0.15, at + 0.15])
             self.words[at].set(text=f"{name}: {three(share)} % after {steps}", position=(0.5, at - 0.08))

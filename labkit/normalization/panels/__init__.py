@@ -39,7 +39,7 @@ class Statistics(Experiment[normalization.Statistics]):
 
     def layout(self, canvas: Canvas) -> None:
         grid = canvas.figure.add_gridspec(1, 2, width_ratios=(5, 3), wspace=0.12)
-        self.axes = canvas.axes("", "microbatch", position=grid[0], moving="xy")
+        self.axes = canvas.axes("", "microbatch", position=grid[0], whole="y", moving="xy")
         self.axes.xaxis.set_visible(False)
         self.sheet = self.axes.imshow(np.full((1, 1), np.nan), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         canvas.move(self.sheet)
@@ -48,7 +48,6 @@ class Statistics(Experiment[normalization.Statistics]):
         self.side.yaxis.set_visible(False)
         canvas.frame(self.side, x=(0, 1), y=(4, 0))
         canvas.frame(self.axes, x=(0, 8), y=(4, 0))
-        canvas.ticks(self.axes, y=[0, 2, 4])
         self.whole = [canvas.line(self.side, "reference", linestyle=style) for style in (":", "-", ":")]
         self.right, self.wrong = (canvas.spread(self.side, role, linestyle="none") for role in ("right", "wrong"))
 
@@ -57,11 +56,8 @@ class Statistics(Experiment[normalization.Statistics]):
         box = self.axes.get_position()
         shape = box.width * canvas.page.width / (box.height * canvas.height)
         high = max(rows, columns / shape)
-        for axes in (self.axes, self.side):
-            canvas.frame(axes, y=(high, 0))
-        canvas.frame(self.axes, x=(0, high * shape))
-        apart = ((0, 12), (rows // 2, 4), (rows, math.inf))  # flat rows leave no room for a number at each
-        canvas.ticks(self.axes, y=sorted({at for at, times in apart if times * rows > high}))
+        canvas.frame(self.axes, x=(0, high * shape), y=(high, 0), yticks=[rows, 0])
+        canvas.frame(self.side, y=(high, 0))
         channel = int((result.means - result.mean).abs().amax(0).argmax())
         means, deviations = result.means[:, channel], result.variances[:, channel].sqrt()
         mean, deviation = float(result.mean[channel]), float(result.variance[channel].sqrt())
@@ -75,7 +71,6 @@ class Statistics(Experiment[normalization.Statistics]):
         top = max(mean + deviation, *(high for _, _, high in ranges))
         pad = 0.1 * (top - low)
         canvas.frame(self.side, x=(low - pad, top + pad))
-        canvas.ticks(self.side, x=[float(f"{mean:.2g}")])
 
     def _sheet(self, result: normalization.Statistics) -> tuple[int, int]:
         """Show the images, a row for each microbatch; how many rows and columns there are."""
@@ -139,8 +134,7 @@ class Remedies(Experiment[normalization.Remedies]):
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("relative error of the gradient", "", log="x", moving="")
         self.axes.set_yticks([])
-        canvas.frame(self.axes, x=(LOWEST / 10, 100), y=(5.6, -0.9))
-        canvas.ticks(self.axes, x=[1e-16, 1e-8, 1])
+        canvas.frame(self.axes, x=(LOWEST / 10, 100), y=(5.6, -0.9), xticks=[1, 1e-16])
         self.bars = [canvas.line(self.axes, "modelled", linewidth=6, alpha=0.35) for _ in range(6)]
         self.right = canvas.line(self.axes, "right", linestyle="none", markersize=10)
         self.wrong = canvas.line(self.axes, "wrong", linestyle="none", markersize=10)
@@ -196,11 +190,10 @@ class Ranks(Experiment[sync_batchnorm.Ranks]):
         self.right.lay([R, R + 1] if result.equal else [R + 1], [used, whole] if result.equal else [whole])
         self.wrong.lay([] if result.equal else [R], [] if result.equal else [used])
         low, high = min(low for low, _, _ in (*each, used, whole)), max(high for _, _, high in (*each, used, whole))
-        em, wide = canvas.page.font, high - low
-        room = min(0.7, 11.5 * em / (canvas.page.width - 7.6 * em))  # the share of the axes that the words take
+        wide = high - low
+        room = min(0.7, 11.5 / canvas.columns)  # the share of the axes that the words take
         left = low - room / (1 - room) * 1.05 * wide
-        canvas.frame(self.axes, x=(left, high + 0.05 * wide), y=(R + 1.6, -0.6))
-        canvas.ticks(self.axes, x=[float(f"{end:.2g}") for end in (low, high)])
+        canvas.frame(self.axes, x=(left, high + 0.05 * wide), y=(R + 1.6, -0.6), xticks=[low, high])
         names = [f"rank {rank}: {count} images" for rank, count in enumerate(result.counts)]
         for at, words in enumerate(self.words):
             name = [*names, "rank 0 normalises by", "all images"][at] if at < R + 2 else ""

@@ -23,16 +23,14 @@ class Randomness(Experiment[randomness.Randomness]):
     shown = (random_streams.drawn, random_streams.keyed, randomness.by_dropout, randomness.by_recomputation)
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("unit", "image", moving="xy")
+        self.axes = canvas.axes("unit", "image", whole="xy", moving="xy")
         canvas.frame(self.axes, x=(0, 36), y=(24, 0))
-        canvas.ticks(self.axes, x=[0, 12, 24, 36], y=[0, 12, 24])
         self.same = canvas.line(self.axes, "right", linestyle="none", markersize=5)
         self.other = canvas.line(self.axes, "wrong", linestyle="none", markersize=5)
 
     def draw(self, canvas: Canvas, result: randomness.Randomness) -> None:
         B, U = result.one.shape
-        canvas.frame(self.axes, x=(0, U), y=(B, 0))
-        canvas.ticks(self.axes, x=[0, 12, 24, 36] if U > 3 else [0, 1, 2, 3], y=sorted({0, B // 2, B}))
+        canvas.frame(self.axes, x=(0, U), y=(B, 0), yticks=[0, B])
         label = "flip, shift, brightness" if result.source == "augmentation" else "unit"
         if self.axes.get_xlabel() != label:
             self.axes.set_xlabel(label)
@@ -80,9 +78,8 @@ class Targets(Experiment[randomness.Targets]):
     run = staticmethod(cache_runs(randomness.targets))
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("draws averaged over", "difference of the averages (%)", log="xy", moving="xy")
+        self.axes = canvas.axes("draws averaged over", "difference of the averages (%)", log="y", log2="x", moving="xy")
         canvas.frame(self.axes, x=(3, 200), y=(1, 100))
-        canvas.ticks(self.axes, x=[4, 16, 64], y=[1, 10, 100])
         self.line = canvas.line(self.axes, "modelled")
         self.dots = canvas.line(self.axes, "measured", markersize=9)
 
@@ -93,8 +90,6 @@ class Targets(Experiment[randomness.Targets]):
         shown, line = (100 * result.difference[:known]).tolist(), (100 * result.expected).tolist()
         low, high = min(*shown, *line), max(*shown, *line)
         canvas.frame(self.axes, x=(draws[0] / 1.4, draws[-1] * 1.4), y=(low / 1.6, high * 1.6))
-        canvas.ticks(self.axes, x=[4, *(n for n in (16, 64, 256) if n <= draws[-1])])
-        canvas.ticks(self.axes, y=sorted({float(f"{low:.2g}"), float(f"{high:.2g}")}))
         self.line.set_data(draws, line)
         self.dots.set_data(draws[:known], shown)
 

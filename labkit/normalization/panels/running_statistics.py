@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-from labkit.frame.canvas import Canvas
+from labkit.frame.canvas import Canvas, polyline
 from labkit.frame.experiment import Experiment
 from labkit.normalization import running_statistics
 from labkit.wording import percent, three
@@ -26,7 +24,7 @@ class Running(Experiment[running_statistics.Running]):
     shown = (running_statistics.effective_momentum, running_statistics.kept)
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("optimizer steps", "running mean", moving="xy")
+        self.axes = canvas.axes("optimizer steps", "running mean", whole="x", moving="xy")
         canvas.frame(self.axes, x=(0, 20), y=(0, 4))
         self.lines = [canvas.line(self.axes, role, marker="", linewidth=2) for role in ("right", "wrong")]
         self.dots = [canvas.line(self.axes, role, linestyle="none", markersize=6) for role in ("right", "wrong")]
@@ -36,10 +34,8 @@ class Running(Experiment[running_statistics.Running]):
         updates, U = result.updates.tolist(), int(result.updates[-1])
         runs, formulas = (result.right, result.wrong), (result.right_formula, result.wrong_formula)
         top = 1.08 * max(3.0, *(float(each.max()) for each in (*runs, *formulas)))
-        em = canvas.page.font
-        room = 7 * em / (canvas.page.width - 7.6 * em)  # the share of the axes that the words take
-        canvas.frame(self.axes, x=(0, U / (1 - room)), y=(0, top))
-        canvas.ticks(self.axes, x=sorted({0, U // 2, U}), y=[0, 1, 2, 3])
+        room = 7 / canvas.columns  # the share of the axes that the words take
+        canvas.frame(self.axes, x=(0, U / (1 - room)), y=(0, top), xticks=[0, U], yticks=[3])
         every = max(1, U // 20)
         for at, (measured, formula) in enumerate(zip(runs, formulas, strict=True)):
             self.lines[at].set_data(updates, formula.tolist())
@@ -86,9 +82,8 @@ class GroupVariance(Experiment[running_statistics.GroupVariance]):
     shown = (running_statistics.variances,)
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("images in a microbatch, b", "variance / S² (%)", log="x", moving="xy")
-        canvas.frame(self.axes, x=(1.7, 80), y=(0, 120))
-        canvas.ticks(self.axes, x=[2, 8, 32], y=[0, 50, 100])
+        self.axes = canvas.axes("images in a microbatch, b", "variance / S² (%)", log2="x", moving="xy")
+        canvas.frame(self.axes, x=(1.7, 80), y=(0, 120), yticks=[100])
         self.line = canvas.line(self.axes, "modelled")
         self.whole = canvas.line(self.axes, "reference")
         self.biased = canvas.spread(self.axes)
@@ -104,15 +99,11 @@ class GroupVariance(Experiment[running_statistics.GroupVariance]):
             (100 * each / S2).tolist() for each in (result.biased, result.unbiased, result.sorted, result.predicted)
         )
         errors = (200 * result.biased_error / S2).tolist()
-        canvas.frame(self.axes, x=(1.7, sizes[-1] ** 1.5), y=(0, 1.1 * max(*unbiased, *biased, 100)))
-        canvas.ticks(self.axes, x=[2.0**k for k in (1, 3, 5, 7) if 2**k <= sizes[-1]])
+        top = 1.1 * max(*unbiased, *biased, 100)
+        canvas.frame(self.axes, x=(1.7, sizes[-1] ** 1.5), y=(0, top), xticks=[2, sizes[-1]], yticks=[100])
         self.line.set_data(sizes, line)
         self.whole.set_data([1.7, sizes[-1]], [100, 100])
-        self.biased.dots.set_data(sizes, biased)
-        self.biased.bars.set_data(
-            [b for b in sizes for _ in range(3)],
-            [end for b, e in zip(biased, errors, strict=True) for end in (b - e, b + e, math.nan)],
-        )
+        self.biased.put(sizes, [(share - e, share, share + e) for share, e in zip(biased, errors, strict=True)])
         self.unbiased.set_data(sizes, unbiased)
         self.sorted.set_data(sizes, by_class)
 
@@ -150,9 +141,8 @@ class Padding(Experiment[running_statistics.Padding]):
     run = staticmethod(running_statistics.padding)
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("position in the sequence", "sequence", moving="y")
-        canvas.frame(self.axes, x=(0, 40), y=(16, 0))
-        canvas.ticks(self.axes, x=[0, 16, 32], y=[0, 8, 16])
+        self.axes = canvas.axes("position in the sequence", "sequence", whole="xy", moving="y")
+        canvas.frame(self.axes, x=(0, 40), y=(16, 0), xticks=[0, 32], yticks=[0, 16])
         self.tokens = canvas.line(self.axes, "right", marker="", solid_capstyle="butt")
         self.padding = canvas.line(self.axes, "wrong", marker="", linestyle=(0, (0.6, 0.4)))
         self.cuts = canvas.line(self.axes, "reference", colour="muted")
@@ -165,17 +155,13 @@ class Padding(Experiment[running_statistics.Padding]):
             (at + 0.5, int(n), longest[int(m)])
             for at, (n, m) in enumerate(zip(result.lengths, result.microbatch, strict=True))
         ]
-        canvas.frame(self.axes, y=(B, 0))
-        canvas.ticks(self.axes, y=sorted({0, B // 2, B}))
+        canvas.frame(self.axes, y=(B, 0), yticks=[0, B])
         for line, first, last in ((self.tokens, 0, 1), (self.padding, 1, 2)):
             ends = [(0, n, end) for _, n, end in rows]
             line.set_linewidth(0.55 * canvas.height / (B + 8) / 1.4)
-            line.set_data(
-                [x for row in ends for x in (row[first], row[last], math.nan)],
-                [y for y, _, _ in rows for _ in range(3)],
-            )
+            line.set_data(*polyline([(x[first], y), (x[last], y)] for x, (y, _, _) in zip(ends, rows, strict=True)))
         starts = torch.nn.functional.pad(result.microbatch.bincount().cumsum(0), (1, 0)).tolist()
-        self.cuts.set_data([x for _ in starts for x in (0, 32, math.nan)], [y for y in starts for _ in range(3)])
+        self.cuts.set_data(*polyline([(0, start), (32, start)] for start in starts))
         for m, words in enumerate(self.words):
             words.set_text(f"mean {float(result.means[m]):.2f}" if m < K else "")
             words.set_position((32.5, (starts[m] + starts[m + 1]) / 2 if m < K else 0))

@@ -16,7 +16,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 
 from labkit import packing
-from labkit.frame.canvas import Canvas, even
+from labkit.frame.canvas import Canvas, polyline
 from labkit.frame.experiment import Experiment
 from labkit.packing import Positioned, rows
 from labkit.packing.panels.mixing import Mixture, Order
@@ -43,7 +43,7 @@ class Waste(Experiment[packing.Waste]):
     def layout(self, canvas: Canvas) -> None:
         grid = canvas.figure.add_gridspec(1, 2, wspace=0.3)
         self.axes = [
-            canvas.axes(words, "row", position=grid[at], moving="xy")
+            canvas.axes(words, "row", position=grid[at], whole="xy", moving="xy")
             for at, words in enumerate(("padded (tokens)", "packed (tokens)"))
         ]
         self.axes[1].yaxis.label.set_visible(False)
@@ -58,8 +58,7 @@ class Waste(Experiment[packing.Waste]):
 
     def _frame(self, canvas: Canvas, count: int, length: int) -> None:
         for axes in self.axes:
-            canvas.frame(axes, x=(0, length), y=(count, 0))
-            canvas.ticks(axes, x=[0, length // 2, length], y=[0, count // 2, count])
+            canvas.frame(axes, x=(0, length), y=(count, 0), xticks=[0, length, length // 2], yticks=[0, count])
 
     def tease(self, canvas: Canvas, values: Mapping[str, Any]) -> None:
         self._frame(canvas, values["documents"], values["length"])
@@ -133,7 +132,6 @@ class Leak(Experiment[packing.Leak]):
         self.leaked = canvas.move(self.axes.imshow(blank, cmap=VERMILIONS, **style))
         self.boxes = canvas.line(self.axes, "reference", linewidth=1.2)
         canvas.frame(self.axes, x=(0, 48), y=(48, 0))
-        canvas.ticks(self.axes, x=[0, 24, 48], y=[0, 24, 48])
 
     def draw(self, canvas: Canvas, result: packing.Leak) -> None:
         T, owner = sum(result.lengths), rows.document_of(result.lengths)
@@ -144,8 +142,7 @@ class Leak(Experiment[packing.Leak]):
             image.set_extent((0, T, T, 0))
         starts = [int((owner < at).sum()) for at in range(len(result.lengths))]
         spans = zip(starts, [*starts[1:], T], strict=True)
-        corners = [(x, y) for a, b in spans for x, y in (*box(a, b, a, b), (a, a), (math.nan, math.nan))]
-        self.boxes.set_data(*zip(*corners, strict=True))
+        self.boxes.set_data(*polyline((*box(a, b, a, b), (a, a)) for a, b in spans))
         canvas.frame(self.axes, x=(0, T), y=(T, 0))
         places = [start for start, before in zip(starts, [-T, *starts], strict=False) if start - before > T / 12]
         canvas.ticks(self.axes, x=places, y=places)
@@ -200,7 +197,6 @@ class Boundary(Experiment[packing.Boundary]):
         self.axes = canvas.axes("relative error of the gradient (%)", "", moving="x")
         self.axes.set_yticks([])
         canvas.frame(self.axes, x=(0, 30), y=(-0.5, 4))
-        canvas.ticks(self.axes, x=[0, 15, 30])
         style = {"linewidth": 11}
         self.right = canvas.line(self.axes, "right", linestyle="none", markersize=11, clip_on=False, zorder=3)
         self.bars = [canvas.bar(self.axes, "wrong", **style) for _ in rows.LABELS]
@@ -209,9 +205,8 @@ class Boundary(Experiment[packing.Boundary]):
     def draw(self, canvas: Canvas, result: packing.Boundary) -> None:
         top = 100 * max(way.relative_error for way in result.ways)
         canvas.frame(self.axes, x=(0, 1.25 * top))
-        canvas.ticks(self.axes, x=even(0, 1.25 * top))
         self.right.set_data([100 * result.ways[0].relative_error], [3])
-        size = canvas.page.points * min(1.0, canvas.page.width / (27 * canvas.page.font))
+        size = canvas.points(27)
         for at, way in enumerate(result.ways):
             self.words[at].set_fontsize(size)  # the longest has to stay in a narrow picture
             self.bars[at].set_data([0, 100 * way.relative_error] if at else [], [3 - at, 3 - at] if at else [])
@@ -259,8 +254,7 @@ class Positions(Experiment[packing.Positions]):
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("relative error of the gradient", "", log="x", moving="")
         self.axes.set_yticks([])
-        canvas.frame(self.axes, x=(1e-17, 100), y=(-0.6, 3.6))
-        canvas.ticks(self.axes, x=[1e-16, 1e-12, 1e-8, 1e-4, 1])
+        canvas.frame(self.axes, x=(1e-17, 100), y=(-0.6, 3.6), xticks=[1, 1e-16])
         self.bound = canvas.line(self.axes, "modelled")
         self.right = canvas.line(self.axes, "right", linestyle="none", markersize=11)
         self.wrong = canvas.line(self.axes, "wrong", linestyle="none", markersize=11)

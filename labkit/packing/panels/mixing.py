@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from labkit.frame.canvas import Canvas, even
+from labkit.frame.canvas import Canvas, polyline
 from labkit.frame.experiment import Experiment
 from labkit.packing import mixing
 from labkit.wording import percent, three, with_unit
@@ -34,7 +33,6 @@ class Mixture(Experiment[mixing.Mixture]):
         self.names = [canvas.text(self.axes, ha=ha, va="bottom") for ha in ("right", "left")]
         self.words = [canvas.text(self.axes, words, ha="center", va="top") for words in ("by tokens", "by documents")]
         canvas.frame(self.axes, x=(0, 100), y=(0, 1.2))
-        canvas.ticks(self.axes, x=[0, 25, 50, 75, 100], y=[0, 0.5, 1])
 
     def tease(self, canvas: Canvas, values: Mapping[str, Any]) -> None:
         canvas.hide(self.axes, 100 * values["share"], 0.6)
@@ -42,8 +40,7 @@ class Mixture(Experiment[mixing.Mixture]):
     def draw(self, canvas: Canvas, result: mixing.Mixture) -> None:
         low = float(result.cosines.min())
         room = 1 - low
-        canvas.frame(self.axes, y=(low - 0.38 * room, 1 + 0.16 * room))
-        canvas.ticks(self.axes, y=even(low, 1))
+        canvas.frame(self.axes, y=(low - 0.38 * room, 1 + 0.16 * room), yticks=[1, low])
         for curve, cosines in zip(self.curves, result.cosines.tolist(), strict=True):
             curve.set_data((100 * result.shares).tolist(), cosines)
         for at, (names, x) in enumerate(zip(self.names, (99, 1), strict=True)):
@@ -54,9 +51,8 @@ class Mixture(Experiment[mixing.Mixture]):
         heights = (low - 0.07 * room, low - 0.21 * room)
         for words, way, height in zip(self.words, result.ways, heights, strict=True):
             words.set_position((min(82, max(18, 100 * way.share)), height))
-        shares = [100 * way.share for way in result.ways for _ in range(3)]
-        ends = [y for way in result.ways for y in (max(way.cosines), low - 0.04 * room, math.nan)]
-        self.drops.set_data(shares, ends)
+        drops = ((100 * way.share, max(way.cosines)) for way in result.ways)
+        self.drops.set_data(*polyline([(x, top), (x, low - 0.04 * room)] for x, top in drops))
 
     def answer(self, result: mixing.Mixture) -> float:
         return 100 * result.ways[1].share
@@ -94,18 +90,16 @@ class Order(Experiment[mixing.Order]):
     shown = (mixing.token_mean, mixing.fixed_mean, mixing.epoch)
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("optimizer steps", "weights apart (% of the way)", moving="xy")
+        self.axes = canvas.axes("optimizer steps", "weights apart (% of the way)", whole="x", moving="xy")
         self.line = canvas.line(self.axes, "reference", colour="measured")
         self.dots = canvas.line(self.axes, "measured")
         self.end = canvas.text(self.axes, ha="left", va="center")
         canvas.frame(self.axes, x=(0, 4.6), y=(0, 60))
-        canvas.ticks(self.axes, x=[0, 2, 4], y=[0, 30, 60])
 
     def draw(self, canvas: Canvas, result: mixing.Order) -> None:
         apart = (100 * result.apart).tolist()
         steps, top = len(apart) - 1, max(*apart, 1.0)
-        canvas.frame(self.axes, x=(-0.03 * steps, 1.2 * steps), y=(-0.04 * top, 1.15 * top))
-        canvas.ticks(self.axes, x=sorted({0, steps // 2, steps}), y=even(0, 1.15 * top))
+        canvas.frame(self.axes, x=(-0.03 * steps, 1.2 * steps), y=(-0.04 * top, 1.15 * top), xticks=[0, steps])
         self.line.set_data(range(len(apart)), apart)
         self.dots.set_data(range(len(apart)), apart)
         self.end.set_text(percent(round(result.end, 9)))

@@ -15,7 +15,6 @@ from typing import Any
 from labkit import pipeline, workers
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
-from labkit.noise.panels.batch_size_sweeps import tens
 from labkit.pipeline import Way, Weighed, indivisible_batches, stages, step
 from labkit.pipeline.indivisible_batches import Outcome
 from labkit.pipeline.panels.timing import Bubble, Cut, Timeline
@@ -39,9 +38,8 @@ class Losses(Experiment[Weighed]):
     aspect = 0.5
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("weight × N (1 is right)", "microbatch", log="x", moving="xy")
+        self.axes = canvas.axes("weight × N (1 is right)", "microbatch", log="x", whole="y", moving="xy")
         canvas.frame(self.axes, x=(0.1, 100), y=(4.6, 0.4))
-        canvas.ticks(self.axes, x=[0.1, 1, 10, 100], y=[1, 2, 3, 4])
         self.one = canvas.line(self.axes, "reference")
         bar: dict[str, Any] = {"marker": "|", "markersize": 16, "markeredgewidth": 3, "linestyle": "none"}
         self.predicted = canvas.line(self.axes, "modelled", **bar)
@@ -68,8 +66,7 @@ class Losses(Experiment[Weighed]):
             words.set_position((edge, at + 1))
 
     def _frame(self, canvas: Canvas, low: float, high: float, M: int) -> None:
-        canvas.frame(self.axes, x=(low, high), y=(M + 0.6, 0.4))
-        canvas.ticks(self.axes, x=tens(low, high), y=range(1, M + 1) if M <= 5 else sorted({1, (M + 1) // 2, M}))
+        canvas.frame(self.axes, x=(low, high), y=(M + 0.6, 0.4), yticks=[1, M])
 
     def answer(self, result: Weighed) -> float:
         return 0.0 if result.equal else 100 * result.relative_error
@@ -115,8 +112,7 @@ class Ways(Experiment[pipeline.Ways]):
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("relative error of the gradient", "", log="x", moving="")
         self.axes.set_yticks([])
-        canvas.frame(self.axes, x=(1e-17, 1e5), y=(5.5, -1.3))
-        canvas.ticks(self.axes, x=[1e-16, 1e-12, 1e-8, 1e-4, 1])
+        canvas.frame(self.axes, x=(1e-17, 1e5), y=(5.5, -1.3), xticks=[1, 1e-16])
         self.bound = canvas.line(self.axes, "reference")
         bar: dict[str, Any] = {"marker": "|", "markersize": 16, "markeredgewidth": 3, "linestyle": "none"}
         self.predicted = canvas.line(self.axes, "modelled", **bar)
@@ -174,9 +170,8 @@ class Indivisible(Experiment[Outcome]):
     aspect = 0.5
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("microbatch", "rows", moving="xy")
+        self.axes = canvas.axes("microbatch", "rows", whole="xy", moving="xy")
         canvas.frame(self.axes, x=(0, 5), y=(0, 3))
-        canvas.ticks(self.axes, x=[1, 2, 3, 4], y=[1, 2])
         style: dict[str, Any] = {"linestyle": "none", "marker": "s", "markersize": 11}
         self.rows = canvas.line(self.axes, "right", **style)
         self.ignored = canvas.line(self.axes, "reference", fillstyle="none", **{**style, "colour": "muted"})

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 from labkit import pipeline
-from labkit.device import Spread
-from labkit.frame.canvas import Canvas
+from labkit.frame.canvas import Canvas, polyline, quartiles
 from labkit.frame.experiment import Experiment
-from labkit.noise.panels.batch_size_sweeps import tens
 from labkit.pipeline import simulated_stages, slicing, stages, timing
 from labkit.pipeline.slicing import Slices
 from labkit.pipeline.timing import Bubbles, Timelines, Work
@@ -44,7 +40,6 @@ class Timeline(Experiment[Timelines]):
         self.axes = canvas.axes("time (ms)", "", moving="x")
         self.axes.set_yticks([])
         canvas.frame(self.axes, x=(0, 200), y=(5, -1))
-        canvas.ticks(self.axes, x=[0, 100, 200])
         self.bubbles, self.forward, self.backward = (
             canvas.bar(self.axes, role, linewidth=13) for role in ("faint", "modelled", "text")
         )
@@ -55,8 +50,7 @@ class Timeline(Experiment[Timelines]):
 
     def draw(self, canvas: Canvas, result: Timelines) -> None:
         P, total = result.ranks, max(result.total, result.measured_total)
-        canvas.frame(self.axes, x=(0, 1.24 * total), y=(2 * P + 1.6, -1.2))
-        canvas.ticks(self.axes, x=[0, float(f"{result.total / 2:.3g}"), float(f"{result.total:.3g}")])
+        canvas.frame(self.axes, x=(0, 1.24 * total), y=(2 * P + 1.6, -1.2), xticks=[0, result.total])
         ends, blocks = (result.total, result.measured_total), (result.modelled, result.measured)
         self.bubbles.set_data(*_bars([(0, ends[row // P], _height(row, P)) for row in range(2 * P)]))
         for kind, bars in (("forward", self.forward), ("backward", self.backward)):
@@ -74,7 +68,7 @@ class Timeline(Experiment[Timelines]):
 
     def _number(self, canvas: Canvas, works: tuple[Work, ...], total: float) -> None:
         narrowest = min(work.end - work.begin for work in works) / (1.24 * total)
-        room = len(works) <= NUMBERED and narrowest * (canvas.page.width - 7.6 * canvas.page.font) > canvas.page.font
+        room = len(works) <= NUMBERED and narrowest * canvas.columns > 1
         for at, words in enumerate(self.numbers):
             shown = room and at < len(works)
             words.set_text(str(works[at].microbatch + 1) if shown else "")
@@ -107,8 +101,7 @@ def _height(row: int, ranks: int) -> float:
 
 def _bars(spans: list[tuple[float, float, float]]) -> tuple[list[float], list[float]]:
     """Points of a line with gaps, from (begin, end, height)."""
-    x = [place for begin, end, _ in spans for place in (begin, end, math.nan)]
-    return x, [height for _, _, height in spans for _ in range(3)]
+    return polyline([(begin, height), (end, height)] for begin, end, height in spans)
 
 
 class Bubble(Experiment[Bubbles]):
@@ -126,9 +119,8 @@ class Bubble(Experiment[Bubbles]):
     shown = (timing.bubble, timing.modelled_bubble, timing.sleeping, timing.idle, simulated_stages.slept)
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("M, microbatches", "bubble (%)", log="x", moving="x")
+        self.axes = canvas.axes("M, microbatches", "bubble (%)", log2="x", moving="x")
         canvas.frame(self.axes, x=(0.8, 20), y=(0, 100))
-        canvas.ticks(self.axes, x=[1, 2, 4, 8, 16], y=[0, 25, 50, 75, 100])
         self.line = canvas.line(self.axes, "modelled")
         self.dots = canvas.spread(self.axes)
         self.words = canvas.text(self.axes, ha="right", va="top")
@@ -136,10 +128,9 @@ class Bubble(Experiment[Bubbles]):
     def draw(self, canvas: Canvas, result: Bubbles) -> None:
         sizes, shares = result.sizes, [100 * share for share in result.modelled]
         canvas.frame(self.axes, x=(sizes[0] / 1.25, sizes[-1] * 1.25))
-        canvas.ticks(self.axes, x=sizes[-5:])
         self.line.set_data(sizes, shares)
         done = result.measured
-        self.dots.put(sizes[: len(done)], [in_percent(spread) for spread in done])
+        self.dots.put(sizes[: len(done)], [quartiles(spread, 100) for spread in done])
         self.words.set(text=f"M = {sizes[-1]}: {three(shares[-1])} % modelled", position=(sizes[-1] * 1.2, 97))
 
     def answer(self, result: Bubbles) -> float:
@@ -162,17 +153,6 @@ class Bubble(Experiment[Bubbles]):
         )
 
 
-def in_percent(spread: Spread) -> Spread:
-    """The same spread in per cent.
-
-    >>> in_percent(Spread(0.1, 0.2, 0.3, 0.4, 0.5, 3)).median
-    30.0
-    """
-    ends = (spread.lowest, spread.lower, spread.median, spread.upper, spread.highest)
-    lowest, lower, median, upper, highest = (100 * end for end in ends)
-    return Spread(lowest, lower, median, upper, highest, spread.count)
-
-
 class Cut(Experiment[Slices]):
     """A fixed batch, cut ever finer."""
 
@@ -188,9 +168,8 @@ class Cut(Experiment[Slices]):
     shown = (slicing.Layers, slicing.there_and_back, slicing.echo, slicing.taken, slicing.sliced, slicing.measured)
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("M, microbatches of one batch", "one step (ms)", log="xy", moving="xy")
+        self.axes = canvas.axes("M, microbatches of one batch", "one step (ms)", log="y", log2="x", moving="xy")
         canvas.frame(self.axes, x=(0.8, 40), y=(1, 1000))
-        canvas.ticks(self.axes, x=[1, 2, 4, 8, 16, 32][1:], y=[1, 10, 100, 1000])
         self.line = canvas.line(self.axes, "modelled")
         self.dots = canvas.spread(self.axes)
         self.ring = canvas.line(self.axes, "guess")
@@ -201,10 +180,9 @@ class Cut(Experiment[Slices]):
         times = [t for each in done for t in (each.modelled, each.step.lower, each.step.upper)] or [10.0, 100.0]
         low, high = min(times) / 4, max(times) * 1.5
         canvas.frame(self.axes, x=(sizes[0] / 1.4, sizes[-1] * 1.4), y=(low, high))
-        canvas.ticks(self.axes, x=sizes[::-2][::-1] if len(sizes) > 5 else sizes, y=tens(low, high))
         M = [each.microbatches for each in done]
         self.line.set_data(M, [each.modelled for each in done])
-        self.dots.put(M, [each.step for each in done])
+        self.dots.put(M, [quartiles(each.step) for each in done])
         best = result.best if result.progress == 1 else None
         self.ring.set_data(*(([best.microbatches], [best.modelled]) if best else ([], [])))
         self.words.set_text(f"M = {best.microbatches}: {three(best.modelled)} ms" if best else "")

@@ -9,14 +9,13 @@ With the name of an experiment the panel shows that one alone; values set its co
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from labkit import roofline
 from labkit.device import Spread
-from labkit.frame.canvas import Canvas
+from labkit.frame.canvas import Canvas, quartiles
 from labkit.frame.experiment import Experiment
 from labkit.roofline.panels.accelerators import Sparse
 from labkit.wording import show, three
@@ -38,9 +37,8 @@ class Ceiling(Experiment[roofline.Ceiling]):
     shown = (roofline.attainable,)
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("intensity (FLOP/byte)", "rate (GFLOP/s)", log="xy")
+        self.axes = canvas.axes("intensity (FLOP/byte)", "rate (GFLOP/s)", log="y", log2="x")
         canvas.frame(self.axes, x=INTENSITIES)
-        canvas.ticks(self.axes, x=[0.125, 0.5, 2, 8, 32])
         self.roof = canvas.line(self.axes, "modelled")
         self.drop = canvas.line(self.axes, "reference", colour="muted", linestyle=":")
         self.dot = canvas.line(self.axes, "right", linestyle="none", markersize=10, clip_on=False)
@@ -64,8 +62,7 @@ class Ceiling(Experiment[roofline.Ceiling]):
         self.ring.set_data([values["intensity"]], [prediction or 1])
 
     def _frame(self, canvas: Canvas, ceiling: float, intensity: float) -> None:
-        canvas.frame(self.axes, y=(ceiling / 2000, ceiling * 2))
-        canvas.ticks(self.axes, y=[ceiling / 1000, ceiling / 100, ceiling / 10, ceiling])
+        canvas.frame(self.axes, y=(ceiling / 2000, ceiling * 2), yticks=[ceiling])
         self.drop.set_data([intensity, intensity], [ceiling / 2000, ceiling * 2])
 
     def answer(self, result: roofline.Ceiling) -> float:
@@ -96,9 +93,8 @@ class Machine(Experiment[roofline.Sweep]):
     shown = (roofline.bound, roofline.place)
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("modelled intensity (FLOP/byte)", "rate (GFLOP/s)", log="xy", moving="xy")
+        self.axes = canvas.axes("modelled intensity (FLOP/byte)", "rate (GFLOP/s)", log="y", log2="x", moving="xy")
         canvas.frame(self.axes, x=(0.125, 512), y=(1, 2000))
-        canvas.ticks(self.axes, x=[0.125, 1, 8, 64, 512], y=[1, 10, 100, 1000])
         self.roof = canvas.line(self.axes, "modelled")
         marks = {"overhead-bound": "x", "memory-bound": "o", "compute-bound": "s"}
         self.dots = {word: canvas.spread(self.axes, marker=mark, markersize=8) for word, mark in marks.items()}
@@ -110,21 +106,20 @@ class Machine(Experiment[roofline.Sweep]):
         top = ceiling if math.isfinite(ceiling) else 64 * bandwidth
         right = max([512.0, *(1.5 * row.intensity for row in rows)])
         low = min(bandwidth / 16, self._name(canvas, result, right, top))
-        tens = [10.0**k for k in range(-3, 7) if low <= 10.0**k < top / 1.6]
-        canvas.frame(self.axes, x=(0.125, right), y=(low, max([top * 2, *(1.5 * row.rates.upper for row in rows)])))
-        canvas.ticks(self.axes, y=[*tens[-4:], float(f"{top:.3g}")])
+        high = max([top * 2, *(1.5 * row.rates.upper for row in rows)])
+        canvas.frame(self.axes, x=(0.125, right), y=(low, high), yticks=[top])
         x = [0.125, top / bandwidth, right]
         self.roof.set_data(x, [min(each * bandwidth, top) for each in x])
         for word, dots in self.dots.items():
             mine = [row for row in rows if row.bound == word]
-            dots.put([row.intensity for row in mine], [row.rates for row in mine])
+            dots.put([row.intensity for row in mine], [quartiles(row.rates) for row in mine])
 
     def _name(self, canvas: Canvas, result: roofline.Sweep, right: float, top: float) -> float:
         """Put each word below the roof, dots and words that stand where it stands; the lowest height that is taken."""
-        rows, em = result.rows, canvas.page.font
-        half = (right / 0.125) ** (4.2 * em / (canvas.page.width - 7.6 * em))  # of a word's width, as a factor
+        rows = result.rows
+        half = (right / 0.125) ** (4.2 / canvas.columns)  # of a word's width, as a factor
         lowest = min([top / 100, *(row.rates.lower for row in rows)])
-        line = (2 * top / lowest) ** (1.6 * em / (canvas.height - 4.8 * em))  # of a line's height, as a factor
+        line = (2 * top / lowest) ** (1.6 / canvas.lines)  # of a line's height, as a factor
         taken: list[tuple[float, float]] = [(row.intensity, row.rates.lower / line**0.4) for row in rows]
         for word, text in self.words.items():
             mine = [row for row in rows if row.bound == word]
@@ -178,9 +173,8 @@ class Counting(Experiment[roofline.Counting]):
     run = staticmethod(roofline.counting)
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("intensity (FLOP/byte)", "rate (GFLOP/s)", log="xy")
+        self.axes = canvas.axes("intensity (FLOP/byte)", "rate (GFLOP/s)", log="y", log2="x")
         canvas.frame(self.axes, x=(0.125, 512), y=(0.5, 2000))
-        canvas.ticks(self.axes, x=[0.125, 1, 8, 64, 512], y=[1, 10, 100, 1000])
         self.step = canvas.line(self.axes, "reference", colour="muted", linestyle=":")
         self.dots = [canvas.line(self.axes, role, linestyle="none", markersize=10) for role in ("wrong", "right")]
         self.words = [canvas.text(self.axes, va="center") for _ in self.dots]
@@ -220,24 +214,20 @@ class Cache(Experiment[roofline.Cache]):
     run = staticmethod(roofline.cache)
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("three arrays together (MiB)", "bandwidth (GB/s)", log="x")
+        self.axes = canvas.axes("three arrays together (MiB)", "bandwidth (GB/s)", log2="x")
         canvas.frame(self.axes, x=(0.02, 400), y=(0, 100))
-        canvas.ticks(self.axes, x=[0.0625, 0.5, 4, 32, 256], y=[0, 100])
         self.memory = canvas.line(self.axes, "modelled")
         self.dots = canvas.spread(self.axes)
         self.words = canvas.text(self.axes, "memory", ha="right", va="bottom")
 
     def draw(self, canvas: Canvas, result: roofline.Cache) -> None:
         top = 1.15 * result.fastest
-        canvas.frame(self.axes, y=(0, top))
-        marks = (0.0, float(f"{result.memory:.3g}"), float(f"{result.fastest:.3g}"), math.inf)
-        canvas.ticks(self.axes, y=[low for low, high in itertools.pairwise(marks) if high - low > top / 12])
+        canvas.frame(self.axes, y=(0, top), yticks=[0, result.fastest, result.memory])
         self.memory.set_data([0.02, 400], [result.memory] * 2)
-        em = canvas.page.font
-        begins = 400 / 20000 ** (4.5 * em / (canvas.page.width - 7.6 * em))  # the word, above all dots there
+        begins = 400 / 20000 ** (4.5 / canvas.columns)  # the word, above all dots there
         under = [point.bandwidths.upper for point in result.points if point.size / 2**20 > begins]
         self.words.set_position((380, max([result.memory, *under]) + top / 60))
-        self.dots.put([p.size / 2**20 for p in result.points], [p.bandwidths for p in result.points])
+        self.dots.put([p.size / 2**20 for p in result.points], [quartiles(p.bandwidths) for p in result.points])
 
     def answer(self, result: roofline.Cache) -> float:
         return result.ratio
@@ -270,7 +260,6 @@ class Precision(Experiment[roofline.Precision]):
         self.axes = canvas.axes("rate (GFLOP/s)", "", moving="x")
         self.axes.set_yticks([3, 2, 1, 0], labels=self.names)
         canvas.frame(self.axes, x=(0, 100), y=(-0.6, 3.6))
-        canvas.ticks(self.axes, x=[0, 100])
         self.bars = {name: canvas.bar(self.axes, "measured") for name in self.names}
         self.promised = canvas.line(self.axes, "reference", marker="|", markersize=26, linestyle="none")
         self.words = {name: canvas.text(self.axes, va="center") for name in self.names}
@@ -278,7 +267,6 @@ class Precision(Experiment[roofline.Precision]):
     def draw(self, canvas: Canvas, result: roofline.Precision) -> None:
         high = max(max(row.rates.highest, row.promised) for row in result.rows)
         canvas.frame(self.axes, x=(0, 1.3 * high))
-        canvas.ticks(self.axes, x=[0, float(f"{high / 2:.2g}"), float(f"{high:.2g}")])
         rows = {row.dtype: row for row in result.rows}
         places = {name: 3 - at for at, name in enumerate(self.names)}
         self.promised.set_data([row.promised for row in rows.values()], [places[name] for name in rows])

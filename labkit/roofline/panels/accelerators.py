@@ -28,8 +28,7 @@ class Sparse(Experiment[roofline.SparsePeak]):
     def draw(self, canvas: Canvas, result: roofline.SparsePeak) -> None:
         row = result.accelerator
         sparse = row.sparse or 0
-        canvas.frame(self.axes, x=(0, sparse * 1.45))
-        canvas.ticks(self.axes, x=[0, row.dense, sparse])
+        canvas.frame(self.axes, x=(0, sparse * 1.45), xticks=[0, sparse, row.dense])
         shares = ("", f"{percent(result.of_dense)} of it", f"{percent(result.of_sparse)} of it")
         for at, value in enumerate((result.achieved, row.dense, sparse)):
             self.bars[at].set_data([0, value], [2 - at, 2 - at])

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from labkit import throughput
 from labkit.device import Spread
-from labkit.frame.canvas import Canvas
+from labkit.frame.canvas import Canvas, quartiles
 from labkit.frame.experiment import Experiment
-from labkit.noise.panels.batch_size_sweeps import tens
 from labkit.throughput import timing
-from labkit.throughput.panels.compared import Decision, Tokens, scaled
+from labkit.throughput.panels.compared import Decision, Tokens
 from labkit.throughput.panels.loader import Loader
 from labkit.wording import percent, three, whole
 
@@ -34,9 +33,8 @@ class Sweep(Experiment[throughput.Sweep]):
     shown = (timing.step, timing.interleaved, throughput.fitted)
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("b, sequences in a microbatch", "time of a step (ms)", log="xy", moving="xy")
+        self.axes = canvas.axes("b, sequences in a microbatch", "time of a step (ms)", log="y", log2="x", moving="xy")
         canvas.frame(self.axes, x=(0.75, 90), y=(1, 200))
-        canvas.ticks(self.axes, x=[1, 4, 16, 64], y=[1, 10, 100])
         self.line = canvas.line(self.axes, "modelled")
         self.launches = canvas.line(self.axes, "reference")
         self.measured = canvas.spread(self.axes)
@@ -44,14 +42,13 @@ class Sweep(Experiment[throughput.Sweep]):
 
     def draw(self, canvas: Canvas, result: throughput.Sweep) -> None:
         b = [row.microbatch for row in result.rows]
-        steps = [scaled(row.steps, MS) for row in result.rows]
+        steps = [quartiles(row.steps, MS) for row in result.rows]
         known = result.launch > 0
         lines = [(result.modelled(size) * MS, result.modelled(size) * result.overhead(size) * MS) for size in b * known]
         spots = [lines[min(2, len(lines) - 1)][1]] if lines else []
-        bottom = min([*(each.lower for each in steps), *spots]) / 3
-        top = 2 * max(each.upper for each in steps)
+        bottom = min([*(low for low, _, _ in steps), *spots]) / 3
+        top = 2 * max(high for _, _, high in steps)
         canvas.frame(self.axes, x=(0.75, 1.4 * result.sequences), y=(bottom, top))
-        canvas.ticks(self.axes, x=tens2(result.sequences), y=tens(bottom, top))
         self.measured.put(b, steps)
         self.line.set_data(b * known, [whole for whole, _ in lines])
         self.launches.set_data(b * known, [launches for _, launches in lines])
@@ -98,16 +95,6 @@ def ms(times: Spread) -> str:
     return f"{middle} ms ({low} … {high})"
 
 
-def tens2(most: int) -> list[int]:
-    """At most five powers of two up to the most, in even strides from 1.
-
-    >>> tens2(64), tens2(8)
-    ([1, 4, 16, 64], [1, 2, 4, 8])
-    """
-    doublings = most.bit_length() - 1
-    return [2**k for k in range(0, doublings + 1, -(-doublings // 4))]
-
-
 class Pair(Experiment[throughput.Pair]):
     """A microbatch that is faster, and a step that is not."""
 
@@ -124,18 +111,16 @@ class Pair(Experiment[throughput.Pair]):
         self.axes.set_yticks([1, 0], labels=["micro-\nbatch", "step"])
         self.axes.tick_params(axis="y", length=0)
         canvas.frame(self.axes, x=(0.3, 300), y=(-0.6, 1.6))
-        canvas.ticks(self.axes, x=[1, 10, 100])
         self.dots = [canvas.spread(self.axes, marker=mark, markersize=9) for mark in ("o", "s")]
         self.words = [[canvas.text(self.axes, ha="center", va=va) for _ in range(2)] for va in ("bottom", "top")]
 
     def draw(self, canvas: Canvas, result: throughput.Pair) -> None:
-        spreads = [[scaled(each, MS) for each in (row.microbatches, row.steps)] for row in result.rows]
-        ends = [end for each in spreads for spread in each for end in (spread.lower, spread.upper)] or [1.0, 100.0]
+        times = [[quartiles(each, MS) for each in (row.microbatches, row.steps)] for row in result.rows]
+        ends = [end for each in times for interval in each for end in interval] or [1.0, 100.0]
         low, high = min(ends) / 4, max(ends) * 4
         canvas.frame(self.axes, x=(low, high))
-        canvas.ticks(self.axes, x=tens(low, high))
         for at, dots in enumerate(self.dots):
-            mine = [(each.lower, each.median, each.upper) for each in (spreads[at] if spreads else ())]
+            mine = times[at] if times else []
             heights = [1.12 - 0.24 * at, 0.12 - 0.24 * at]
             dots.lay(heights[: len(mine)], mine)
             for words in self.words[at]:

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
 from labkit import decision
 from labkit.device import Spread
-from labkit.frame.canvas import Canvas, even
+from labkit.frame.canvas import Canvas, quartiles
 from labkit.frame.experiment import Experiment, tables
 from labkit.throughput import compared, timing
 from labkit.wording import percent, three, whole
 
 RATES = ("steps/s", "positions/s", "valid tokens/s")
-
-
-def scaled(spread: Spread, factor: float) -> Spread:
-    """The same in another unit.
-
-    >>> scaled(Spread.of([1, 2, 3]), 10).median
-    20.0
-    """
-    ends = {field.name: factor * getattr(spread, field.name) for field in dataclasses.fields(spread)}
-    return Spread(**{**ends, "count": spread.count})
 
 
 class Tokens(Experiment[compared.Change]):
@@ -41,11 +30,10 @@ class Tokens(Experiment[compared.Change]):
     aspect = 0.45
 
     def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("a second, times the step before", "", log="x", moving="x")
+        self.axes = canvas.axes("a second, times the step before", "", log2="x", moving="x")
         self.axes.set_yticks([2, 1, 0], labels=["steps", "positions", "valid"])
         self.axes.tick_params(axis="y", length=0)
         canvas.frame(self.axes, x=(0.1, 10), y=(-0.6, 2.6))
-        canvas.ticks(self.axes, x=[0.25, 1, 4])
         self.one = canvas.line(self.axes, "reference")
         self.measured = canvas.spread(self.axes, markersize=9)
         self.good, self.bad = (canvas.spread(self.axes, role, markersize=10) for role in ("right", "wrong"))
@@ -59,9 +47,8 @@ class Tokens(Experiment[compared.Change]):
         ends = [1.0, *(end for each in gains for end in (each.lower, each.upper))]
         low, high = min(ends) / 2.5, max(ends) * 2.5
         canvas.frame(self.axes, x=(low, high))
-        canvas.ticks(self.axes, x=_fours(low, high))
         self.one.set_data([1, 1], [-0.6, 2.6])
-        spans = [(each.lower, each.median, each.upper) for each in gains]
+        spans = list(map(quartiles, gains))
         self.measured.lay([2, 1][: len(spans)], spans[:2])
         lost = bool(spans) and spans[2][1] < 1
         self.good.lay(*(([0], spans[2:]) if spans and not lost else ([], [])))
@@ -102,12 +89,6 @@ def _beside(ratio: float, near: float) -> tuple[float, str]:
     return (1.02 * ratio, "left") if ratio >= 1 else (ratio / 1.02, "right")
 
 
-def _fours(low: float, high: float) -> list[float]:
-    """At most five powers of four; of two where they are so few."""
-    twos, fours = ([base**k for k in range(-16, 17) if low <= base**k <= high] for base in (2.0, 4.0))
-    return twos if len(twos) <= 5 else fours[:: -(-len(fours) // 5)]
-
-
 class Decision(Experiment[compared.Runs]):
     """Faster, not faster, or not to be told."""
 
@@ -127,7 +108,6 @@ class Decision(Experiment[compared.Runs]):
         self.axes.set_yticks([2, 1, 0], labels=["before", "after", "ratio"])
         self.axes.tick_params(axis="y", length=0)
         canvas.frame(self.axes, x=(0.5, 2), y=(-0.8, 3.1))
-        canvas.ticks(self.axes, x=[0.5, 1, 1.5, 2])
         self.bar = canvas.line(self.axes, "reference")
         self.runs = [canvas.line(self.axes, "measured", markersize=7) for _ in range(2)]
         self.ratio = {word: canvas.spread(self.axes, role, markersize=10) for word, role in ROLES.items()}
@@ -143,7 +123,6 @@ class Decision(Experiment[compared.Runs]):
         wide = max(max(ends) - min(ends), 0.05)
         low, high = min(ends) - 0.15 * wide, max(ends) + 0.15 * wide
         canvas.frame(self.axes, x=(low, high))
-        canvas.ticks(self.axes, x=even(low, high))
         self.bar.set_data([bar, bar], [-0.15, 2.6])
         for at, line in enumerate(self.runs):
             line.set_data(runs[at], [2 - at] * len(runs[at]))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from labkit.frame.canvas import Canvas, even
+from labkit.frame.canvas import Canvas, quartiles
 from labkit.frame.experiment import Experiment
 from labkit.throughput import loader
-from labkit.throughput.panels.compared import scaled
 from labkit.wording import three
 
 MS = 1e3
@@ -30,7 +29,6 @@ class Loader(Experiment[loader.Loader]):
         self.axes.set_yticks([1, 0], labels=["in turn", "ahead"])
         self.axes.tick_params(axis="y", length=0)
         canvas.frame(self.axes, x=(0, 30), y=(-0.6, 1.75))
-        canvas.ticks(self.axes, x=[0, 10, 20, 30])
         style = {"linewidth": 9}
         self.loads = [canvas.bar(self.axes, "muted", **style) for _ in range(2)]
         self.computes = [canvas.bar(self.axes, "right", **style) for _ in range(2)]
@@ -42,10 +40,9 @@ class Loader(Experiment[loader.Loader]):
     def draw(self, canvas: Canvas, result: loader.Loader) -> None:
         load, compute = MS * result.load, MS * result.compute.median
         models = [MS * each for each in (result.plain_modelled, result.ahead_modelled)]
-        spreads = [scaled(each, MS) for each in (result.plain, result.ahead)]
-        most = max([load + compute, *models, *(each.upper for each in spreads if each.count)])
+        times = [[quartiles(each, MS)] if each.count else [] for each in (result.plain, result.ahead)]
+        most = max([load + compute, *models, *(high for mine in times for _, _, high in mine)])
         canvas.frame(self.axes, x=(0, 1.35 * most))
-        canvas.ticks(self.axes, x=even(0, 1.35 * most))
         for bar, (low, high), height in zip(
             [*self.loads, *self.computes],
             [(0, load), (0, load), (load, load + compute), (0, compute)],
@@ -55,12 +52,11 @@ class Loader(Experiment[loader.Loader]):
             bar.set_data([low, high], [height, height])
         if not result.depth:
             self.computes[1].set_data([load, load + compute], [0.1, 0.1])
-        for at, each in enumerate(spreads):
+        for at, mine in enumerate(times):
             self.models[at].set_data([models[at]] * 2, [0.7 - at, 1.3 - at])
-            mine = [(each.lower, each.median, each.upper)] if each.count else []
             self.measured[at].lay([0.78 - at] * len(mine), mine)
-            self.words[at].set_text(f"{three(each.median)} ms" if mine else "")
-            end = each.upper if mine else 0.0
+            self.words[at].set_text(f"{three(mine[0][1])} ms" if mine else "")
+            end = mine[0][2] if mine else 0.0
             beside = end if end + 0.35 * most < models[at] else max(models[at], end)
             self.words[at].set_position((beside + most / 20, 0.78 - at))
         wide = [span > 0.2 * most for span in (load, compute)]
