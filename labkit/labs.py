@@ -14,9 +14,9 @@ from typing import Any
 
 from labkit.folders import topics
 from labkit.frame.experiment import Experiment
+from labkit.frame.faults import check, errors
 from labkit.frame.lab import Lab
 from labkit.frame.open_panels import projector
-from labkit.frame.panel import check, errors
 from labkit.learner.class_board import class_board
 from labkit.learner.installation import Installation as installation
 from labkit.learner.notebook_map import overview as map

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
+import html
+import pathlib
 import sys
 import threading
-import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import anywidget
+import traitlets
 from matplotlib.figure import Figure
 
 from labkit.errors import LabError
-from labkit.frame import page_state
+from labkit.frame import cell_panels, faults, open_panels, page_state
+from labkit.frame.cell_thread import CellThread
 from labkit.frame.experiment import Experiment
-from labkit.frame.open_panels import projector
-from labkit.frame.panel import Panel
+from labkit.frame.picture import Picture
 from labkit.frame.run import Run
+from labkit.frame.style import Page
 from labkit.frame.trial import Trial
 from labkit.learner import class_predictions, one_time_messages, record
 
-REFRESH = 0.1  # seconds between two pictures of a long run
+HERE = pathlib.Path(__file__).parent
+PAPER = Page(ratio=2.0)
 
 
-class Lab(Panel):
+class Lab(anywidget.AnyWidget):
     """A panel with one or more experiments of a topic.
 
     >>> import labkit
@@ -38,17 +45,38 @@ class Lab(Panel):
     `set`, `predict`, `step`, `reset`, `choose`, `mode` do what the controls do and raise `LabError` where the page
     shows its sentence. `result`, `figure`, `text`, `score`, `values` are what the page shows. Under its `topic` what
     is predicted is kept as progress; a lab without one keeps nothing.
+
+    To the page it is one widget model: `spec` and `page` are its words, `frame` is its picture. The page speaks in
+    messages, which may arrive in any thread; each is brought to the thread of the cell that made the lab.
     """
+
+    _esm = HERE / "panel.js"
+    _css = HERE / "panel.css"
+    uid = traitlets.Unicode().tag(sync=True)
+    spec = traitlets.Dict().tag(sync=True)
+    page = traitlets.Dict().tag(sync=True)
+    frame = traitlets.Dict().tag(sync=True)
+    large = traitlets.Bool().tag(sync=True)
+    _closed = True  # until __init__ has run
 
     def __init__(
         self, experiments: Sequence[Experiment[Any]], experiment: str = "", *, topic: str = "", **values: Any
     ) -> None:
-        super().__init__()
+        super().__init__(uid=uuid.uuid4().hex)
         self.topic = topic
+        self._cell = CellThread()
+        self._picture = Picture()
+        self._canvas = self._picture.canvas
+        self._acknowledged: dict[str, int] = {}
         self._trials = {e.name: Trial(e) for e in experiments}
         self._run: Run | None = None
         self._notice = ""
+        self._closed = False
+        open_panels.note(self)
+        self.on_msg(self._receive)
+        cell_panels.adopt(self)
         self._open(experiment or experiments[0].name)
+        self._show()
         if values:
             self.set(**values)
             self._trial.first = self.values
@@ -69,11 +97,7 @@ class Lab(Panel):
         """Run the experiment and show what happened; a long one shows its results as they come."""
         with self._raising():
             self._halt()
-            shown = time.monotonic()
-            for _ in self._results():
-                if self._trial.long and time.monotonic() - shown > REFRESH:
-                    self._show()
-                    shown = time.monotonic()
+            self._run_here()
 
     def reset(self) -> None:
         """Hide the answer and ask anew; a second time also brings back the controls' first values."""
@@ -87,8 +111,8 @@ class Lab(Panel):
 
     def redraw(self) -> None:
         """Show the figure as it is now, after it was styled by hand."""
-        with self._raising():
-            pass
+        self._alive()
+        self._show()
 
     @property
     def mode(self) -> str:
@@ -123,7 +147,7 @@ class Lab(Panel):
     @property
     def text(self) -> str:
         """The sentence under the picture."""
-        return str(page_state.page(self._trial)["sentence"])
+        return page_state.sentence(self._trial)
 
     @property
     def error(self) -> str:
@@ -151,8 +175,33 @@ class Lab(Panel):
         if self._closed or sys.is_finalizing():
             return
         self._halt()
+        self._closed = True
+        layout = self.layout
         super().close()
+        layout.close()
+        self._canvas.clear()
         self._trials.clear()
+
+    def picture(self) -> bytes:
+        """The picture as PNG, for paper: light, and fine enough to print."""
+        page = self._canvas.page
+        self._canvas.restyle(PAPER)
+        self._paint()
+        png = self._picture.png()
+        self._canvas.restyle(page)
+        self._paint()
+        return png
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        """The live panel, and for pages without a kernel the picture and its sentence."""
+        bundle = super()._repr_mimebundle_(**options)
+        data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
+        if not data or self._closed:
+            return bundle
+        png, words = base64.b64encode(self._picture.png()).decode(), str(self.page["sentence"])
+        alt = html.escape(words, quote=True)
+        figure = f'<figure><img alt="{alt}" src="data:image/png;base64,{png}"><figcaption>{alt}</figcaption></figure>'
+        return {**data, "text/plain": words, "text/html": figure, "image/png": png}, metadata
 
     # the state, shared by code and mouse ---------------------------------------------------------------------------
 
@@ -188,19 +237,18 @@ class Lab(Panel):
         self._canvas.restyle(self._canvas.page)
         experiment.layout(self._canvas)
         self.spec = page_state.spec(self._trials, self._current)
-        self._show()
 
     def _set(self, values: Mapping[str, object]) -> None:
         self._halt()
         self._trial.set(values)
         if self._trial.mode == "live":
-            self._finish()
+            self._run_here()
 
     def _set_mode(self, word: str) -> None:
         self._halt()
         self._trial.turn(word)
         if word == "live":
-            self._finish()
+            self._run_here()
 
     def _predict(self, number: object) -> None:
         trial = self._trial
@@ -226,21 +274,19 @@ class Lab(Panel):
         self._notice = ""
         self._trial.reset()
 
-    def _results(self) -> Iterator[Any]:
-        """Run on this thread."""
+    def _run_here(self) -> None:
+        """Run on this thread; a long run shows its results as they come."""
         run = self._run = Run(self._trial)
-        run.trial.begin()
         try:
-            for result in run:
+            for result in run.trial.outcomes():
                 run.trial.result = result
-                yield result
+                if run.is_due():
+                    self._show()
+                if run.stop.is_set():
+                    break
             self._finished(run.trial)
         finally:
             self._run = None
-
-    def _finish(self) -> None:
-        for _ in self._results():
-            pass
 
     def _halt(self) -> None:
         """Stop what runs; what it has computed stays."""
@@ -254,23 +300,22 @@ class Lab(Panel):
     def _step(self) -> None:
         self._halt()
         if not self._trial.long:
-            return self._finish()
+            return self._run_here()
         self._run = Run(self._trial)
-        self._trial.begin()
         threading.Thread(target=self._work, args=(self._run,), name=f"labkit-{self.uid[:6]}", daemon=True).start()
 
     def _work(self, run: Run) -> None:
-        posted, result = 0.0, None
+        result = None
         try:
-            for result in run:
-                if time.monotonic() - posted > REFRESH:
-                    posted = time.monotonic()
-                    self._on_main(functools.partial(self._take, run, result))
+            for result in run.trial.outcomes():
+                if run.is_due():
+                    self._soon(functools.partial(self._take, run, result))
+                if run.stop.is_set():
+                    break
         except BaseException as error:
-            caught = error
-            self._on_main(lambda: self._end(run, result, caught))
+            self._soon(functools.partial(self._end, run, result, error))
         else:
-            self._on_main(lambda: self._end(run, result, None))
+            self._soon(functools.partial(self._end, run, result, None))
 
     def _take(self, run: Run, result: Any) -> None:
         """A result so far arrives from the thread; those of a run that was stopped do not count."""
@@ -286,17 +331,48 @@ class Lab(Panel):
         if error:
             raise error
 
-    # what the widget asks ------------------------------------------------------------------------------------------
+    # from the page -------------------------------------------------------------------------------------------------
 
-    def _stop(self) -> None:
-        if run := self._run:
+    def _receive(self, _: object, content: dict[str, Any], buffers: object) -> None:
+        """A message arrives, in whatever thread; Stop acts at once, even while a cell runs."""
+        if any(command["type"] == "stop" for command in content.get("commands", ())) and (run := self._run):
             run.stop.set()
+        self._soon(functools.partial(self._handle, content))
 
-    def _refuse(self, sentence: str) -> None:
+    def _soon(self, act: Callable[[], None]) -> None:
+        """Do it on the thread of the cell: one thread draws."""
+        self._cell.call(self._guarded, act)
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        """Do it and show what became of it; whatever goes wrong stands in the page."""
+        if self._closed:
+            return
+        try:
+            act()
+        except BaseException as error:
+            self._fail(error)
+        try:
+            self._show()
+        except BaseException as error:
+            self.page = {**self.page, "error": self._fail(error), "ack": self._acknowledged}
+
+    def _fail(self, error: BaseException) -> str:
+        sentence = faults.keep(error)
         self._halt()
         self._current.error = sentence
+        return sentence
 
-    def _command(self, type: str, **given: Any) -> None:
+    def _handle(self, content: dict[str, Any]) -> None:
+        if "client" in content:
+            self._acknowledged = {**self._acknowledged, str(content["client"]): int(content["seq"])}
+        if content["type"] == "page":
+            self._picture.restyle(Page(**content["page"]))
+        elif content["type"] == "whole":
+            self._push(whole=True)
+        for command in content.get("commands", ()):
+            self._command(**command)
+
+    def _command(self, type: str, **arguments: Any) -> None:
         acts: dict[str, Callable[..., None]] = {
             "set": self._set,
             "mode": self._set_mode,
@@ -305,9 +381,22 @@ class Lab(Panel):
             "reset": self._reset,
             "stop": self._halt,
             "choose": self._open,
-            "projector": projector,
+            "projector": open_panels.projector,
         }
-        acts[type](**given)
+        acts[type](**arguments)
+
+    # to the page ---------------------------------------------------------------------------------------------------
+
+    def _show(self) -> None:
+        """Draw the state, and tell the page, in one message."""
+        self._paint()
+        with self.hold_sync():
+            self.page = self._words() | {"ack": self._acknowledged}
+            self._push()
+
+    def _push(self, whole: bool = False) -> None:
+        if changes := self._picture.changes(whole):
+            self.frame = changes
 
     def _paint(self) -> None:
         trial, canvas = self._trial, self._canvas
@@ -322,9 +411,9 @@ class Lab(Panel):
 
     def _words(self) -> dict[str, Any]:
         self._notice = " ".join(one_time_messages.take()) or self._notice
-        under_way = self._run.progress() if self._run else None
-        told = {"progress": under_way, "primary": self._primary(), "notice": self._notice}
-        return {**page_state.page(self._trial), **told}
+        progress = self._run.progress() if self._run else None
+        now = {"progress": progress, "primary": self._primary(), "notice": self._notice}
+        return {**page_state.page(self._trial), **now}
 
     def _primary(self) -> str:
         """The one button that is next."""

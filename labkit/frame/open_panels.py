@@ -7,7 +7,7 @@ import os
 import weakref
 from typing import Any
 
-_large = {"all": os.environ.get("LABKIT_PROJECTOR", "") not in ("", "0")}
+_large = os.environ.get("LABKIT_PROJECTOR", "") not in ("", "0")
 _numbers = itertools.count()
 _open: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
@@ -15,7 +15,7 @@ _open: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 def note(panel: Any) -> None:
     """A widget with a trait `large` is made: it follows the switch from now on."""
     _open[next(_numbers)] = panel
-    panel.large = _large["all"]
+    panel.large = _large
 
 
 def panels() -> list[Any]:
@@ -35,7 +35,7 @@ def large() -> bool:
     >>> large()
     False
     """
-    return _large["all"]
+    return _large
 
 
 def projector(on: bool = True) -> None:
@@ -48,6 +48,7 @@ def projector(on: bool = True) -> None:
 
     The button at the foot of every panel does the same; with LABKIT_PROJECTOR=1 a kernel begins so.
     """
-    _large["all"] = bool(on)
+    global _large
+    _large = bool(on)
     for panel in panels():
-        panel.large = _large["all"]
+        panel.large = _large

@@ -35,15 +35,17 @@ def page(trial: Trial) -> dict[str, Any]:
         "rejected": {name: str(value) for name, value in trial.rejected.items()},
         "prediction": trial.prediction,
         "headline": experiment.headline(trial.result) if known else experiment.title,
-        "sentence": experiment.describe(trial.result) if known else hidden(trial),
+        "sentence": sentence(trial),
         "score": trial.verdict,
         "error": trial.error,
         "tables": experiment.tables(trial.result) if known else [],
     }
 
 
-def hidden(trial: Trial) -> str:
-    """What can be said before the answer."""
+def sentence(trial: Trial) -> str:
+    """What stands under the picture; before the answer nothing that follows from it."""
+    if trial.result is not None:
+        return trial.experiment.describe(trial.result)
     return f"The answer is hidden: predict it, then press Step. {settings(trial)}"
 
 

@@ -136,14 +136,17 @@ const isDark = el => background(el).reduce((a, b) => a + b) < ink(el).reduce((a,
 const zoom = model => model.get('large') ? 1.5 : 1
 
 function watchPage(model, el, picture, stops) {
-  let told = '', timer = 0
+  let sent = '', timer = 0
   const tell = () => {
     el.style.colorScheme = isDark(el) ? 'dark' : 'light'
     const scale = zoom(model), width = Math.min(680, Math.floor(picture.clientWidth / scale / 20) * 20)
     if (width < 100) return
     const font = parseFloat(getComputedStyle(el).fontSize) / scale
     const page = { width, ratio: devicePixelRatio * scale, font, text: hex(ink(el)), background: hex(background(el)) }
-    if (told !== (told = JSON.stringify(page))) model.send({ type: 'page', page })
+    const look = JSON.stringify(page)
+    if (look === sent) return
+    sent = look
+    model.send({ type: 'page', page })
   }
   const soon = () => { clearTimeout(timer); timer = setTimeout(tell, 120) }
   const size = new ResizeObserver(soon)

@@ -87,7 +87,10 @@ class Trial:
         """Hide the answer and ask anew; where there is nothing to hide, bring back the first values."""
         fresh = self.prediction is None and self.result is None and not self.error
         self.mode = "predict"
-        self.restore() if fresh else self.hide()
+        if fresh:
+            self.restore()
+        else:
+            self.hide()
 
     def begin(self) -> None:
         """A run starts: what stands is not yet its result."""

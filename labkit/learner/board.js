@@ -25,7 +25,7 @@ function render({ model, el }) {
   const root = h('div', { class: 'lk', role: 'group', 'aria-label': 'the board of the class' },
     title, question, settings, alert, h('div', { class: 'lk-top' }, discuss, reveal, look), said, table, larger)
 
-  let shown = ''
+  let drawn = ''
   function show() {
     const view = model.get('view')
     if (!view.rows) return
@@ -33,7 +33,9 @@ function render({ model, el }) {
     for (const [node, off] of [[discuss, view.second || view.revealed], [reveal, view.revealed]]) node.setAttribute('aria-disabled', off)
     discuss.classList.toggle('lk-primary', !view.second && !view.revealed)
     reveal.classList.toggle('lk-primary', view.second && !view.revealed)
-    if (shown === (shown = JSON.stringify([view.rows, view.second]))) return
+    const rows = JSON.stringify([view.rows, view.second])
+    if (rows === drawn) return
+    drawn = rows
     const most = Math.max(1, ...view.rows.flatMap(row => [row.before, row.after]))
     const stroke = (count, kind) => h('span', { class: `lk-bar ${kind}`, 'aria-hidden': 'true', style: `--share: ${count / most}` })
     const bar = (count, kind) => h('td', {}, ...(count ? [stroke(count, kind)] : []), ` ${count}`)

@@ -6,7 +6,6 @@ import pathlib
 import statistics
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ import anywidget
 import traitlets
 
 from labkit.errors import LabError
-from labkit.frame import cell_panels, open_panels, panel
+from labkit.frame import cell_panels, faults, lab, open_panels
 from labkit.frame.page_state import settings
 from labkit.frame.trial import Trial
 from labkit.learner import class_predictions
@@ -32,7 +31,7 @@ class Board(anywidget.AnyWidget):
     """
 
     _esm = HERE / "board.js"
-    _css = panel.HERE / "panel.css"
+    _css = lab.HERE / "panel.css"
     view = traitlets.Dict().tag(sync=True)
     large = traitlets.Bool().tag(sync=True)
 
@@ -94,9 +93,7 @@ class Board(anywidget.AnyWidget):
             self._error = ""
         except Exception as error:
             self._error = str(error)
-            if not isinstance(error, LabError):
-                panel.errors.append(error)
-                traceback.print_exception(error)
+            faults.keep(error)
             self._show()
         self.send({"done": content["type"]})
 

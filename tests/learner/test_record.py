@@ -10,6 +10,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -301,12 +302,16 @@ def test_a_step_keeps_a_prediction_once() -> None:
 def test_a_long_run_that_was_stopped_keeps_nothing_and_a_whole_one_does() -> None:
     from tests.made import Long
 
-    lab = labkit.labs.Lab([Long()], steps=3)
+    lab = labkit.labs.Lab([Long()], steps=1000, pause=0.01)
     lab.topic = "made"
     lab.predict(3)
-    lab._results().__next__()
-    lab._halt()
-    assert not record.done().predictions
+    lab._receive(lab, {"type": "commands", "commands": [{"type": "step"}]}, [])
+    while lab.result is None:
+        time.sleep(0.01)
+    lab._receive(lab, {"type": "commands", "commands": [{"type": "stop"}]}, [])
+    assert lab.result.progress < 1 and not record.done().predictions
+    lab.set(steps=3, pause=0)
+    lab.predict(3)
     lab.step()
     assert len(record.done().predictions["made.long"]) == 1
 
