@@ -103,7 +103,7 @@ def test_a_step_in_time_is_drawn_as_it_was_measured() -> None:
         gap = 0.002 * max(each.end for each in result.stretches)
         assert starts == pytest.approx([each.start for each in some], abs=1.01 * gap)
         assert all(end >= start for start, end in zip(starts, ends, strict=True)) and len(y) == 3 * len(some)
-        assert {math.floor(row) for row in y} == {0, 1}
+        assert {math.floor(row) for row in y if not math.isnan(row)} == {0, 1}
     assert [words.get_text() for words in seen.words] == ["rank 0", "rank 1", "", ""]
     medians = [result.microbatch, result.synchronisation, result.hidden, result.exposed, result.step]
     assert next(iter(seen.spreads.dots.get_xdata())) == medians[0].median

@@ -86,8 +86,7 @@ def test_a_gradient_that_is_drowned_has_no_end() -> None:
 
 
 def test_what_lies_below_the_picture_is_drawn_at_its_edge() -> None:
-    (spread,) = between([0.5], [-1.0], [2.0], 0.1)
-    assert (spread.lower, spread.median, spread.upper) == (0.1, 0.5, 2.0)
+    assert between([0.5], [-1.0], [2.0], 0.1) == [(0.1, 0.5, 2.0)]
 
 
 def test_steps_and_samples_over_the_least_meet_at_the_critical_batch() -> None:
