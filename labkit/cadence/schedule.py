@@ -76,8 +76,8 @@ def schedules(
         raise LabError(f"warmup = {warmup} of {updates} updates leaves none for the decay: try {updates - 1}")
     K, W = accumulation_steps, world_size
     times = {"once-per-window": 1, "schedule-per-microbatch": K, "schedule-per-process": W}[rule]
-    right, _ = stepped(warmup_cosine(warmup, updates), updates, 1)
-    wrong, index = stepped(warmup_cosine(warmup, updates), updates, times)
+    right, _ = run_schedule(warmup_cosine(warmup, updates), updates, 1)
+    wrong, index = run_schedule(warmup_cosine(warmup, updates), updates, times)
     at = torch.arange(updates + 1)
     return Schedules(
         rule,
@@ -96,10 +96,10 @@ def schedules(
     )
 
 
-def stepped(factor: Callable[[float], float], updates: int, times: int) -> tuple[Tensor, Tensor]:
+def run_schedule(factor: Callable[[float], float], updates: int, times: int) -> tuple[Tensor, Tensor]:
     """Learning rate over its base and index of a schedule, before the first update and after each, [U + 1] each.
 
-    >>> stepped(lambda index: 1 - index / 4, updates=2, times=2)
+    >>> run_schedule(lambda index: 1 - index / 4, updates=2, times=2)
     (tensor([1.0000, 0.5000, 0.0000], dtype=torch.float64), tensor([0, 2, 4]))
     """
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)

@@ -126,7 +126,7 @@ def translated(
     so that it forgets as many samples. float64; the loss is that over the distribution of the examples, in closed form.
     """
     every = BATCH * factor * max(1, round(samples / (BATCH * factor * POINTS)))
-    examples = [drawn(1_000_003 * (seed + 1) + each, every * POINTS) for each in range(seeds)]
+    examples = [draw_examples(1_000_003 * (seed + 1) + each, every * POINTS) for each in range(seeds)]
     x, y = (torch.stack(each, 1) for each in zip(*examples, strict=True))
     U, scale = every * POINTS // BATCH, factor ** POWER[optimizer]
     large = ((U, 1.0, 1), (U // factor, 1.0, 1), (U // factor, scale, 1), (U // factor, scale, factor))
@@ -140,10 +140,10 @@ def translated(
             yield Translated(factor, optimizer, ("base batch", *LARGE), at, losses.clone(), measured)
 
 
-def drawn(seed: int, count: int) -> tuple[Tensor, Tensor]:
+def draw_examples(seed: int, count: int) -> tuple[Tensor, Tensor]:
     """Examples x [count, 16] and y [count]: y = x · true weights + noise of variance 1.
 
-    >>> x, y = drawn(0, 5)
+    >>> x, y = draw_examples(0, 5)
     >>> x.shape, y.shape
     (torch.Size([5, 16]), torch.Size([5]))
     """

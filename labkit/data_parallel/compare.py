@@ -11,7 +11,7 @@ from torch import Tensor
 
 from labkit import workers
 from labkit.corpus import Batch, Seed, Shortest, batch, split
-from labkit.data_parallel.rank_losses import RECIPES, Plain, ranked, sent, weights
+from labkit.data_parallel.rank_losses import RECIPES, Plain, ranked, to_lists, weights
 from labkit.declare import Choice, Range, quantity
 from labkit.fit import Distance, distance, fit, gradient_of
 from labkit.nets import Transformer, microbatch_gradients, next_token_loss, valid_tokens
@@ -43,7 +43,7 @@ class Share:
     @property
     def plain(self) -> list[Plain]:
         """The microbatches in the form in which they are sent to the ranks."""
-        return [sent(each) for each in self.microbatches]
+        return [to_lists(each) for each in self.microbatches]
 
     @property
     def tolerance(self) -> Tolerance:
@@ -69,10 +69,10 @@ def share(microbatches: list[list[Batch]], seed: int) -> Share:
     return Share(model, microbatches, microbatch_gradients(model, every), right)
 
 
-def drawn(ranks: int, K: int, shortest: int, seed: int) -> list[list[Batch]]:
+def draw_batches(ranks: int, K: int, shortest: int, seed: int) -> list[list[Batch]]:
     """Real text for every rank: K microbatches of two documents each.
 
-    >>> [len(rank) for rank in drawn(2, 3, 4, 0)]
+    >>> [len(rank) for rank in draw_batches(2, 3, 4, 0)]
     [3, 3]
     """
     microbatches = split(*batch(seed, 2 * ranks * K, shortest=shortest), ranks * K)
@@ -115,7 +115,7 @@ def recipes(
     Every rank has K microbatches of two documents; no_sync for all but the last. float64. The weights are fitted to
     the gradient that each rank really has after its last backward.
     """
-    reference = share(drawn(ranks, accumulation_steps, shortest, seed), seed)
+    reference = share(draw_batches(ranks, accumulation_steps, shortest, seed), seed)
     run = "labkit.data_parallel.rank_losses:run_recipe"
     gradients = torch.tensor(
         workers.run(run, ranks, recipe=recipe, batches=reference.plain, seed=seed), dtype=torch.float64

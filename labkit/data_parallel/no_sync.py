@@ -15,9 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from labkit import workers
 from labkit.corpus import Batch, Seed
-from labkit.data_parallel.compare import Ranks, apart, drawn, share
+from labkit.data_parallel.compare import Ranks, apart, draw_batches, share
 from labkit.data_parallel.hook import record_bytes
-from labkit.data_parallel.rank_losses import Plain, left, received, replica
+from labkit.data_parallel.rank_losses import Plain, from_lists, gradient_list, replica
 from labkit.declare import Range, quantity
 from labkit.device import Spread
 from labkit.fit import distance
@@ -97,8 +97,8 @@ def run_patterns(
     for pattern in PATTERNS.values():
         model, messages = replica(seed), list[int]()
         model.register_comm_hook(messages, record_bytes)
-        pattern(model, received(batches[rank]), loss)
-        results.append((messages, left(model)))
+        pattern(model, from_lists(batches[rank]), loss)
+        results.append((messages, gradient_list(model)))
     return results
 
 
@@ -138,7 +138,7 @@ def collectives(
 
     Counted by a communication hook in real DistributedDataParallel; float64; the loss is correct in all six.
     """
-    reference = share(drawn(ranks, accumulation_steps, 4, seed), seed)
+    reference = share(draw_batches(ranks, accumulation_steps, 4, seed), seed)
     run = "labkit.data_parallel.no_sync:run_patterns"
     answers = workers.run(run, ranks, batches=reference.plain, total=reference.total, seed=seed)
     patterns = []

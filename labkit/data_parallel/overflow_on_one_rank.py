@@ -28,7 +28,7 @@ def finite(model: nn.Module) -> bool:
     return all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
 
 
-def agreed(overflow: bool) -> bool:
+def any_overflow(overflow: bool) -> bool:
     """Whether any rank has an overflow: one all-reduce with MAX."""
     flag = torch.tensor(float(overflow))
     dist.all_reduce(flag, dist.ReduceOp.MAX)
@@ -50,7 +50,7 @@ def scaled_step(
     scaler.scale(loss).backward()
     if overflows:
         spoil(model)
-    if agree and agreed(not finite(model)):
+    if agree and any_overflow(not finite(model)):
         spoil(model)
     scaler.step(optimizer)
     scaler.update()

@@ -114,30 +114,30 @@ def replica(seed: int) -> DistributedDataParallel:
 def run_recipe(rank: int, world: int, *, recipe: str, batches: Sequence[Plain], seed: int) -> list[float]:
     """The gradient that a recipe leaves on this rank."""
     model = replica(seed)
-    RECIPES[recipe](model, received(batches[rank]))
-    return left(model)
+    RECIPES[recipe](model, from_lists(batches[rank]))
+    return gradient_list(model)
 
 
-def left(model: nn.Module) -> list[float]:
+def gradient_list(model: nn.Module) -> list[float]:
     """The gradient in .grad, as plain numbers."""
     values: list[float] = flat(gradient(model)).tolist()
     return values
 
 
-def sent(microbatches: Sequence[Batch]) -> Plain:
+def to_lists(microbatches: Sequence[Batch]) -> Plain:
     """Microbatches as plain lists, to be sent to a rank.
 
     >>> tokens = torch.tensor([[7, 8]])
-    >>> sent([(tokens, tokens)])
+    >>> to_lists([(tokens, tokens)])
     [([[7, 8]], [[7, 8]])]
     """
     return [(tokens.tolist(), labels.tolist()) for tokens, labels in microbatches]
 
 
-def received(microbatches: Plain) -> list[Batch]:
+def from_lists(microbatches: Plain) -> list[Batch]:
     """Plain lists as microbatches.
 
-    >>> received([([[7, 8]], [[7, 8]])])
+    >>> from_lists([([[7, 8]], [[7, 8]])])
     [(tensor([[7, 8]]), tensor([[7, 8]]))]
     """
     return [(torch.tensor(tokens), torch.tensor(labels)) for tokens, labels in microbatches]

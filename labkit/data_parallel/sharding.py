@@ -44,7 +44,7 @@ def examples(ranks: int, K: int, seed: int) -> Tensor:
     return torch.randn(ranks, K, 2, WIDTH, generator=generator, dtype=torch.float64)
 
 
-def sharded(model: nn.Sequential, world: int) -> Any:
+def shard(model: nn.Sequential, world: int) -> Any:
     """Every layer in shards over all ranks."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard  # takes a second to load
@@ -59,7 +59,7 @@ def run_sharded(
     rank: int, world: int, *, K: int, last_only: bool, gathered: bool, seed: int
 ) -> tuple[int, int, int, list[float]]:
     """Reduce-scatters, all-gathers, numbers in this rank's shards, and the whole gradient."""
-    model, x = sharded(stack(seed), world), examples(world, K, seed)
+    model, x = shard(stack(seed), world), examples(world, K, seed)
     if gathered:
         model.set_reshard_after_forward(False)
     with Counted() as counter:

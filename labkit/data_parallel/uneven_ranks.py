@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from labkit import workers
 from labkit.corpus import Batch, Seed
-from labkit.data_parallel.compare import Ranks, drawn, share
-from labkit.data_parallel.rank_losses import Plain, left, quiet, ranked, received, replica
+from labkit.data_parallel.compare import Ranks, draw_batches, share
+from labkit.data_parallel.rank_losses import Plain, from_lists, gradient_list, quiet, ranked, replica
 from labkit.declare import Choice, Range, quantity
 from labkit.errors import LabError
 from labkit.fit import distance
@@ -64,10 +64,10 @@ def run_policies(
     results = []
     for policy in POLICIES.values():
         model = replica(seed)
-        (microbatch,) = received(batches[rank])
+        (microbatch,) = from_lists(batches[rank])
         loss = policy(model, *microbatch, total, world)
         loss.backward()
-        results.append((loss.item(), left(model)))
+        results.append((loss.item(), gradient_list(model)))
     return results
 
 
@@ -108,7 +108,7 @@ def empty_rank(
     """
     if empty >= ranks:
         raise LabError(f"empty = {empty} is no rank of {ranks}, which are 0 … {ranks - 1}: try {ranks - 1}")
-    microbatches = drawn(ranks, 1, 4, seed)
+    microbatches = draw_batches(ranks, 1, 4, seed)
     microbatches[empty][0][1].fill_(IGNORE)
     reference = share(microbatches, seed)
     run = "labkit.data_parallel.uneven_ranks:run_policies"
@@ -155,8 +155,8 @@ def run_way(rank: int, world: int, *, way: str, batches: Sequence[Plain], total:
         return next_token_loss(model, *microbatch, "sum") * world / total
 
     model = replica(seed)
-    WAYS[way](model, received(batches[rank]), loss)
-    return left(model)
+    WAYS[way](model, from_lists(batches[rank]), loss)
+    return gradient_list(model)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +195,7 @@ def uneven(
     if missing > accumulation_steps or (ranks == 1 and missing == accumulation_steps):
         most = accumulation_steps - (ranks == 1)
         raise LabError(f"missing = {missing} is too much for the last rank's {accumulation_steps}: try {most}")
-    microbatches = drawn(ranks, accumulation_steps, 4, seed)
+    microbatches = draw_batches(ranks, accumulation_steps, 4, seed)
     microbatches[-1] = microbatches[-1][: accumulation_steps - missing]
     reference = share(microbatches, seed)
     workers.run("labkit.workers:total", ranks, value=1)  # so that the patience below is not for starting the ranks

@@ -45,10 +45,10 @@ class Net(nn.Module):
         return logits
 
 
-def drawn(counts: Sequence[int], widths: Sequence[int], seed: int) -> Tensor:
+def draw_stream(counts: Sequence[int], widths: Sequence[int], seed: int) -> Tensor:
     """Uniform numbers [B, Σ widths] from one stream, in the order in which microbatches of these sizes draw them.
 
-    >>> drawn([2], [1, 1], 0).flatten()[[0, 2, 1, 3]].equal(drawn([4], [1], 0).flatten())
+    >>> draw_stream([2], [1, 1], 0).flatten()[[0, 2, 1, 3]].equal(draw_stream([4], [1], 0).flatten())
     True
 
     A forward draws layer by layer, for all its images at once: another partition gives an image other numbers.
@@ -58,9 +58,9 @@ def drawn(counts: Sequence[int], widths: Sequence[int], seed: int) -> Tensor:
     return torch.cat([torch.cat(row, 1) for row in rows])
 
 
-def keyed(images: int, widths: Sequence[int], seed: int) -> Tensor:
+def draw_keyed(images: int, widths: Sequence[int], seed: int) -> Tensor:
     """The same from one stream per image, keyed by its index: no partition changes them."""
-    return torch.cat([drawn([1], widths, 10_000 * (index + 1) + seed) for index in range(images)])
+    return torch.cat([draw_stream([1], widths, 10_000 * (index + 1) + seed) for index in range(images)])
 
 
 def dropout(numbers: Tensor, probability: float) -> Tensor:
@@ -76,7 +76,7 @@ def augmentation(numbers: Tensor, probability: float) -> Tensor:
     return torch.stack([(flip < probability).double(), shift, light], 1)
 
 
-def augmented(images: Tensor, changes: Tensor) -> Tensor:
+def augment(images: Tensor, changes: Tensor) -> Tensor:
     """The images, each flipped, shifted sideways and lit as chosen; shapes [b, 1, 16, 16] and [b, 3]."""
     rows = []
     for image, (flip, shift, light) in zip(images, changes.tolist(), strict=True):

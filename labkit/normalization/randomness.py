@@ -19,12 +19,12 @@ from labkit.images import ConvNet, Images, Seed, draw, split
 from labkit.normalization.random_streams import (
     UNITS,
     Net,
+    augment,
     augmentation,
-    augmented,
     contributions,
-    drawn,
+    draw_keyed,
+    draw_stream,
     dropout,
-    keyed,
 )
 from labkit.normalization.sync_batchnorm import accumulated, one_batch, run
 from labkit.rules import Microbatches
@@ -32,7 +32,7 @@ from labkit.tolerance import Tolerance, depth, tolerance
 from labkit.wording import percent
 
 
-def redrawn(model: nn.Module, microbatches: Microbatches) -> None:
+def redraw(model: nn.Module, microbatches: Microbatches) -> None:
     """Every forward draws new dropout masks, in the order of the microbatches."""
     B = sum(len(labels) for _, labels in microbatches)
     with torch.random.fork_rng(devices=[]):
@@ -61,8 +61,8 @@ class Setting:
         """The uniform numbers of one batch, and those of its microbatches."""
         B = len(self.labels)
         if self.aligned:
-            return keyed(B, widths, self.seed), keyed(B, widths, self.seed)
-        return drawn([B], widths, self.seed), drawn(self.sizes, widths, self.seed)
+            return draw_keyed(B, widths, self.seed), draw_keyed(B, widths, self.seed)
+        return draw_stream([B], widths, self.seed), draw_stream(self.sizes, widths, self.seed)
 
 
 Met = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -80,8 +80,8 @@ def by_augmentation(s: Setting) -> Met:
     """The same for random images, with the changes to each in place of masks."""
     one, parts = (augmentation(numbers, s.probability) for numbers in s.numbers([1] * 5))
     whole = torch.ones(len(one), sum(UNITS))
-    gradients = contributions(s.net, augmented(s.images, parts), s.labels, whole, s.sizes)
-    right = contributions(s.net, augmented(s.images, one), s.labels, whole, [len(one)])
+    gradients = contributions(s.net, augment(s.images, parts), s.labels, whole, s.sizes)
+    right = contributions(s.net, augment(s.images, one), s.labels, whole, [len(one)])
     return one, parts, gradients, right[0]
 
 

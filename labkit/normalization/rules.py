@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.normalization.randomness import redrawn
+from labkit.normalization.randomness import redraw
 from labkit.normalization.sync_batchnorm import accumulated
 from labkit.rules import Rule, add, none
 
@@ -18,7 +18,7 @@ add(
     ),
     Rule(
         "nondeterministic",
-        redrawn,
+        redraw,
         none,
         "another gradient for another partition of the same seed, and for another seed of the same partition",
         "dropout and augmentation off, or their numbers keyed by the example, wherever equality is asked",

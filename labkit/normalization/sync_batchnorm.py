@@ -66,11 +66,11 @@ def lockstep(model: ConvNet, parts: Sequence[Tensor], share: Share) -> Tensor:
         parts = [model.convolve(at, x) for x in parts]
         means, variances = (torch.stack(each) for each in zip(*map(moments, parts), strict=True))
         inputs = zip(parts, *share(means, variances, counts), strict=True)
-        parts = [normalised(norm, x, mean, variance).relu() for x, mean, variance in inputs]
+        parts = [normalise(norm, x, mean, variance).relu() for x, mean, variance in inputs]
     return torch.cat([x.mean((2, 3)) for x in parts]) @ model.head.T
 
 
-def normalised(norm: Any, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+def normalise(norm: Any, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """The output of a BatchNorm for x [b, C, h, w] with these statistics [C]; gradient flows through them."""
     bias: Tensor = norm.bias
     scale: Tensor = norm.weight / (variance + norm.eps).sqrt()

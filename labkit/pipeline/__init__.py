@@ -16,7 +16,7 @@ from labkit.nets import IGNORE
 from labkit.pipeline.indivisible_batches import indivisible as indivisible
 from labkit.pipeline.slicing import cut as cut
 from labkit.pipeline.stages import LOSSES, Microbatches, Ranks, Schedule, admit, chunks, data, model
-from labkit.pipeline.step import piped, sums
+from labkit.pipeline.step import run_pipeline, sums
 from labkit.pipeline.timing import bubble as bubble
 from labkit.pipeline.timing import bubbles as bubbles
 from labkit.pipeline.timing import timeline as timeline
@@ -61,7 +61,7 @@ def losses(
     """
     admit(schedule, ranks, microbatches)
     tokens, targets = data(microbatches, seed, equal)
-    (g,) = piped([(tokens, targets)], ranks, microbatches, schedule, loss, scale_grads, seed)
+    (g,) = run_pipeline([(tokens, targets)], ranks, microbatches, schedule, loss, scale_grads, seed)
     S, roundings = _by_microbatch(ranks * chunks(schedule), microbatches, seed, equal)
     n = (targets != IGNORE).sum(1).double()
     predicted = weights(loss, n) / (microbatches if scale_grads else 1)

@@ -14,8 +14,8 @@ from labkit.declare import Choice, Range, quantity
 from labkit.errors import LabError
 from labkit.fit import distance
 from labkit.nets import IGNORE
-from labkit.pipeline.stages import Microbatches, Ranks, admit, data, divided, enough, model, padded
-from labkit.pipeline.step import Batch, piped, sums
+from labkit.pipeline.stages import Microbatches, Ranks, admit, data, enough, model, pad, rows_per_microbatch
+from labkit.pipeline.step import Batch, run_pipeline, sums
 from labkit.tolerance import Tolerance, depth, tolerance
 
 WAYS = ("as it is", "refused", "padded")
@@ -68,8 +68,8 @@ def indivisible(
         refuse(rows, tail, microbatches)
     batches = [data(each, seed + at) for at, each in enumerate((rows, tail)) if each]
     shape = enough(max(rows, tail), microbatches)
-    inputs = [padded(*each, shape) for each in batches] if treatment == "padded" else batches
-    gradients, complaint = attempted(inputs, ranks, microbatches, schedule, seed)
+    inputs = [pad(*each, shape) for each in batches] if treatment == "padded" else batches
+    gradients, complaint = attempt(inputs, ranks, microbatches, schedule, seed)
     right = [reference(ranks, seed, *each) for each in batches]
     sizes = [shape if treatment == "padded" and each else each for each in (rows, tail)]
     return Outcome(
@@ -86,12 +86,12 @@ def indivisible(
     )
 
 
-def attempted(
+def attempt(
     batches: Sequence[Batch], ranks: int, microbatches: int, schedule: str, seed: int
 ) -> tuple[list[Tensor], str]:
     """The gradient of each batch, or what stopped the ranks in one sentence."""
     try:
-        return piped(batches, ranks, microbatches, schedule, "sum / N", False, seed), ""
+        return run_pipeline(batches, ranks, microbatches, schedule, "sum / N", False, seed), ""
     except LabError as error:
         complaint = str(error).partition(": try ")[0]  # trying again would fail the same way
         return [], " ".join(complaint.split())
@@ -122,6 +122,6 @@ def refuse(rows: int, tail: int, microbatches: int) -> None:
     Traceback (most recent call last):
     labkit.errors.LabError: tail = 3 rows after a batch of 8 change the shape of a microbatch: try 8
     """
-    divided(rows, microbatches)
+    rows_per_microbatch(rows, microbatches)
     if tail not in (0, rows):
         raise LabError(f"tail = {tail} rows after a batch of {rows} change the shape of a microbatch: try {rows}")

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from labkit.pipeline.stages import built, chunks, step
+from labkit.pipeline.stages import build, chunks, step
 
 Spend = Callable[[str], None]
 Times = list[tuple[str, float, float]]  # forward or backward, begin and end in seconds
@@ -83,7 +83,7 @@ class Sleeper(nn.Module):
         self.times.append((kind, begin, time.perf_counter()))
 
 
-def slept(
+def run_sleepers(
     rank: int, world: int, *, schedule: str, microbatches: int, forward: float, backward: float
 ) -> list[tuple[int, Times]]:
     """What a rank does: a step to open the connections, then one that counts; for each stage (most kept, times).
@@ -91,7 +91,7 @@ def slept(
     forward, backward: seconds that this rank spends on a microbatch, shared by its stages.
     """
     parts = [Sleeper() for _ in range(chunks(schedule))]
-    pipeline = built(schedule, parts, rank, world, microbatches, loss_fn=lambda out, target: out.sum())
+    pipeline = build(schedule, parts, rank, world, microbatches, loss_fn=lambda out, target: out.sum())
     x = torch.zeros(microbatches, 1)
     step(pipeline, rank, world, x, x)
     for part in parts:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from labkit import workers
 from labkit.declare import Choice, Range, quantity
 from labkit.device import Spread
-from labkit.pipeline.stages import Ranks, built, step, taken_by
+from labkit.pipeline.stages import Ranks, accepts, build, step
 from labkit.pipeline.timing import bubble
 
 LAYERS = 4  # matmuls of a stage
@@ -43,16 +43,16 @@ class Layers(nn.Module):
         return x
 
 
-def sliced(
+def run(
     rank: int, world: int, *, schedule: str, rows: int, width: int, microbatches: int, repeats: int
 ) -> list[list[tuple[float, float]]]:
     """Begin and end of passes and of messages there and back, 3 × `repeats` each, and of `repeats` whole steps."""
     stage, b = Layers(width), rows // microbatches
     x, batch = torch.ones(b, width), torch.ones(rows, width)
-    pipeline = built(schedule, [stage], rank, world, microbatches, loss_fn=lambda out, target: out.sum())
-    passes = taken(lambda: there_and_back(stage, x), 3 * repeats)
-    messages = taken(lambda: echo(rank, x), 3 * repeats)
-    return [passes, messages, taken(lambda: step(pipeline, rank, world, batch, batch), repeats)]
+    pipeline = build(schedule, [stage], rank, world, microbatches, loss_fn=lambda out, target: out.sum())
+    passes = time_calls(lambda: there_and_back(stage, x), 3 * repeats)
+    messages = time_calls(lambda: echo(rank, x), 3 * repeats)
+    return [passes, messages, time_calls(lambda: step(pipeline, rank, world, batch, batch), repeats)]
 
 
 def there_and_back(stage: nn.Module, x: Tensor) -> None:
@@ -71,7 +71,7 @@ def echo(rank: int, x: Tensor) -> None:
         dist.send(x.detach(), 0)
 
 
-def taken(work: Callable[[], object], repeats: int) -> list[tuple[float, float]]:
+def time_calls(work: Callable[[], object], repeats: int) -> list[tuple[float, float]]:
     """Begin and end of each of `repeats` calls, in seconds; all ranks begin together, and once to warm up."""
     times = []
     for _ in range(repeats + 1):
@@ -141,18 +141,18 @@ def cut(
     float32; four matmuls a stage. The model takes all passes to be alike and no message to be hidden. Numbers of
     microbatches that do not divide the batch, or that the schedule does not take, are left out.
     """
-    sizes = tuple(M for M in (1, 2, 4, 8, 16, FINEST) if batch % M == 0 and taken_by(schedule, ranks, M))
+    sizes = tuple(M for M in (1, 2, 4, 8, 16, FINEST) if batch % M == 0 and accepts(schedule, ranks, M))
     slices: tuple[Slice, ...] = ()
     yield Slices(schedule, ranks, batch, sizes, slices)
     for M in sizes:
-        slices = (*slices, measured(M, batch, width, schedule, ranks))
+        slices = (*slices, measure(M, batch, width, schedule, ranks))
         yield Slices(schedule, ranks, batch, sizes, slices)
 
 
-def measured(M: int, batch: int, width: int, schedule: str, ranks: int) -> Slice:
+def measure(M: int, batch: int, width: int, schedule: str, ranks: int) -> Slice:
     """One number of microbatches, measured on the ranks."""
     values: dict[str, Any] = {"schedule": schedule, "rows": batch, "width": width, "microbatches": M}
-    answers = workers.run("labkit.pipeline.slicing:sliced", ranks, repeats=REPEATS, **values)
+    answers = workers.run("labkit.pipeline.slicing:run", ranks, repeats=REPEATS, **values)
     passes, messages, steps = zip(*answers, strict=True)
     slowest = Spread.of([max(1e3 * (end - begin) for begin, end in each) for each in zip(*passes, strict=True)])
     message = Spread.of([1e3 * (end - begin) / 2 for begin, end in messages[0]])

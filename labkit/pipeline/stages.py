@@ -114,10 +114,10 @@ def admit(schedule: str, ranks: int, microbatches: int) -> None:
         )
 
 
-def taken_by(schedule: str, ranks: int, microbatches: int) -> bool:
+def accepts(schedule: str, ranks: int, microbatches: int) -> bool:
     """Whether a schedule takes this number of microbatches.
 
-    >>> taken_by("GPipe", 4, 1), taken_by("1F1B", 4, 1)
+    >>> accepts("GPipe", 4, 1), accepts("1F1B", 4, 1)
     (True, False)
     """
     try:
@@ -127,10 +127,10 @@ def taken_by(schedule: str, ranks: int, microbatches: int) -> bool:
     return True
 
 
-def divided(rows: int, microbatches: int) -> int:
+def rows_per_microbatch(rows: int, microbatches: int) -> int:
     """Rows of a microbatch; LabError where they would not all be equal.
 
-    >>> divided(7, 4)
+    >>> rows_per_microbatch(7, 4)
     Traceback (most recent call last):
     labkit.errors.LabError: rows = 7 do not make 4 equal microbatches: add 1 ignored, as padded does, or try 4
     """
@@ -150,10 +150,10 @@ def enough(rows: int, microbatches: int) -> int:
     return max(1, -(-rows // microbatches)) * microbatches
 
 
-def padded(tokens: Tensor, targets: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+def pad(tokens: Tensor, targets: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """The batch with ignored rows added, up to `rows`: they weigh nothing in a sum over valid tokens.
 
-    >>> tokens, targets = padded(*data(3, seed=0), rows=4)
+    >>> tokens, targets = pad(*data(3, seed=0), rows=4)
     >>> tokens.shape, bool((targets[3] == IGNORE).all())
     (torch.Size([4, 12]), True)
     """
@@ -169,7 +169,7 @@ def chunks(schedule: str) -> int:
     return 2 if schedule == "Interleaved" else 1
 
 
-def built(schedule: str, parts: Sequence[nn.Module], rank: int, world: int, microbatches: int, **options: Any) -> Any:
+def build(schedule: str, parts: Sequence[nn.Module], rank: int, world: int, microbatches: int, **options: Any) -> Any:
     """The library's schedule over this rank's stages: stage s of all is held by rank s % world."""
     from torch.distributed import pipelining  # two seconds and 75 MB, which only ranks need
 
@@ -206,7 +206,7 @@ def gradients(
 ) -> list[list[list[float]]]:
     """The gradients that one step for each batch leaves in this rank's stages: batches × stages × numbers."""
     parts = list(model(world * chunks(schedule), seed))[rank::world]
-    pipeline = built(schedule, parts, rank, world, microbatches, loss_fn=LOSSES[loss], scale_grads=scale_grads)
+    pipeline = build(schedule, parts, rank, world, microbatches, loss_fn=LOSSES[loss], scale_grads=scale_grads)
     results = []
     for tokens, targets in (map(torch.tensor, pair) for pair in batches):
         N = int((targets != IGNORE).sum())

@@ -14,7 +14,7 @@ from labkit.pipeline.stages import chunks, token_sum
 Batch = tuple[Tensor, Tensor]
 
 
-def piped(
+def run_pipeline(
     batches: Sequence[Batch], ranks: int, microbatches: int, schedule: str, loss: str, scale_grads: bool, seed: int
 ) -> list[Tensor]:
     """The gradient of the whole model after one pipeline step for each batch, from the ranks that hold its parts."""

@@ -10,7 +10,7 @@ from labkit import workers
 from labkit.declare import Range, quantity
 from labkit.device import Spread
 from labkit.errors import LabError
-from labkit.pipeline.stages import Microbatches, Ranks, Schedule, admit, chunks, taken_by
+from labkit.pipeline.stages import Microbatches, Ranks, Schedule, accepts, admit, chunks
 
 Action = tuple[str, int, int]  # forward or backward, stage, microbatch
 Milliseconds = Annotated[float, Range(2, 40, log=True, unit="ms", help="forward of one microbatch on one rank")]
@@ -50,13 +50,13 @@ def order(schedule: str, rank: int, ranks: int, microbatches: int) -> list[Actio
     forwards = [("forward", part * P + rank, m) for part, m in turns]
     backwards = [("backward", (V - 1 - part) * P + rank, m) for part, m in turns]
     ahead = {"GPipe": M, "1F1B": P - rank, "Interleaved": 2 * (P - 1 - rank) + (V - 1) * round_ + 1}[schedule]
-    return woven(forwards, backwards, min(ahead, V * M))
+    return interleave(forwards, backwards, min(ahead, V * M))
 
 
-def woven(forwards: list[Action], backwards: list[Action], ahead: int) -> list[Action]:
+def interleave(forwards: list[Action], backwards: list[Action], ahead: int) -> list[Action]:
     """`ahead` forwards, then a backward and a forward in turn, then the backwards that are left.
 
-    >>> woven([("forward", 0, 0)], [("backward", 0, 0)], 1)
+    >>> interleave([("forward", 0, 0)], [("backward", 0, 0)], 1)
     [('forward', 0, 0), ('backward', 0, 0)]
     """
     pairs = zip(backwards, forwards[ahead:], strict=False)
@@ -75,10 +75,10 @@ class Work:
     end: float = quantity("from the start of the step", "ms")
 
 
-def played(orders: Sequence[list[Action]], forward: float, backward: float) -> list[Work]:
+def simulate(orders: Sequence[list[Action]], forward: float, backward: float) -> list[Work]:
     """Every action, as soon as its rank is free and its input is there, modelled.
 
-    >>> played([[("forward", 0, 0), ("backward", 0, 0)]], 1.0, 2.0)[1].end
+    >>> simulate([[("forward", 0, 0), ("backward", 0, 0)]], 1.0, 2.0)[1].end
     3.0
 
     A forward needs the stage before, a backward the stage after it; a message takes no time. Raises LabError for orders
@@ -158,7 +158,7 @@ def timeline(
     admit(schedule, ranks, microbatches)
     orders = [order(schedule, rank, ranks, microbatches) for rank in range(ranks)]
     V, times = chunks(schedule), (forward, backward * forward)
-    modelled = played(orders, *(time / V for time in times))
+    modelled = simulate(orders, *(time / V for time in times))
     reports = sleeping(schedule, ranks, microbatches, *times)
     measured = list(works(reports))
     return Timelines(
@@ -179,7 +179,7 @@ def timeline(
 def sleeping(schedule: str, ranks: int, microbatches: int, forward: float, backward: float) -> list[Any]:
     """A real step whose stages sleep so many ms: for every rank, the record of each of its stages."""
     return workers.run(
-        "labkit.pipeline.simulated_stages:slept",
+        "labkit.pipeline.simulated_stages:run_sleepers",
         ranks,
         schedule=schedule,
         microbatches=microbatches,
@@ -257,7 +257,7 @@ def bubbles(
     A backward pass sleeps as long as a forward. Numbers of microbatches that a schedule does not take are left out.
     """
     candidates = sorted({largest, *(2**k for k in range(largest.bit_length()))})
-    sizes = [M for M in candidates if taken_by(schedule, ranks, M)]
+    sizes = [M for M in candidates if accepts(schedule, ranks, M)]
     model = tuple(modelled_bubble(schedule, ranks, M) for M in sizes)
     setting, spreads, most = (schedule, ranks, forward, tuple(sizes), model), list[Spread](), list[int]()
     yield Bubbles(*setting, measured=(), kept=(), progress=0.0)
@@ -278,4 +278,4 @@ def modelled_bubble(schedule: str, ranks: int, microbatches: int) -> float:
     True
     """
     orders = [order(schedule, rank, ranks, microbatches) for rank in range(ranks)]
-    return idle(played(orders, 1.0, 1.0), ranks)
+    return idle(simulate(orders, 1.0, 1.0), ranks)

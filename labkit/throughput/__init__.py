@@ -30,7 +30,7 @@ from labkit.throughput.timing import (
     Times,
     cut,
     doubling,
-    interleaved,
+    interleave,
     timed,
     trainee,
 )
@@ -130,7 +130,7 @@ def sweep(
     pair, (model, optimizer) = batch(seed, B, length, shortest=length), trainee(seed, length, where)
     sizes = [2**k for k in range(B.bit_length())]
     works = [functools.partial(timed, model, optimizer, cut(pair, b, where), where) for b in sizes]
-    for count, times_by_size in enumerate(interleaved(works, repeats), 1):
+    for count, times_by_size in enumerate(interleave(works, repeats), 1):
         valid = valid_tokens(pair[1])
         rows = tuple(row(b, B, valid, times) for b, times in zip(sizes, times_by_size, strict=True) if times)
         yield Sweep(name(where), B, valid, rows, *fitted(rows), count / (len(sizes) * repeats))
@@ -202,7 +202,7 @@ def pair(
     where, sizes = pick(device), (doubling("small", small), doubling("large", large))
     examples, (model, optimizer) = batch(seed, GLOBAL_BATCH, 32, shortest=32), trainee(seed, 32, where)
     works = [functools.partial(timed, model, optimizer, cut(examples, b, where), where) for b in sizes]
-    for count, times_by_size in enumerate(interleaved(works, repeats), 1):
+    for count, times_by_size in enumerate(interleave(works, repeats), 1):
         ready = zip(sizes, times_by_size, strict=True) if all(times_by_size) else ()
         rows = tuple(row(b, GLOBAL_BATCH, valid_tokens(examples[1]), times) for b, times in ready)
         yield Pair(rows, count / (2 * repeats))

@@ -22,7 +22,7 @@ from labkit.throughput.timing import (
     Repeats,
     cut,
     doubling,
-    interleaved,
+    interleave,
     timed,
     trainee,
 )
@@ -31,10 +31,10 @@ DOCUMENTS, LONGEST = 32, 64  # rows of one step, and the longest of them
 STEPS = 5  # optimizer steps of one run
 
 
-def trimmed(pair: Batch) -> Batch:
+def trim(pair: Batch) -> Batch:
     """Rows without the columns that are padding in all of them.
 
-    >>> trimmed((torch.tensor([[7, 8, 0, 0], [7, 0, 0, 0]]), torch.tensor([[7, 8, -100, -100], [7] + 3 * [-100]])))[0]
+    >>> trim((torch.tensor([[7, 8, 0, 0], [7, 0, 0, 0]]), torch.tensor([[7, 8, -100, -100], [7] + 3 * [-100]])))[0]
     tensor([[7, 8],
             [7, 0]])
     """
@@ -42,10 +42,10 @@ def trimmed(pair: Batch) -> Batch:
     return pair[0][:, :longest], pair[1][:, :longest]
 
 
-def resized(pair: Batch, length: int) -> Batch:
+def resize(pair: Batch, length: int) -> Batch:
     """Rows cut or padded to a length.
 
-    >>> resized((torch.tensor([[7, 8]]), torch.tensor([[7, 8]])), 3)[1].tolist(), resized(batch(0), 5)[0].shape
+    >>> resize((torch.tensor([[7, 8]]), torch.tensor([[7, 8]])), 3)[1].tolist(), resize(batch(0), 5)[0].shape
     ([[7, 8, -100]], torch.Size([8, 5]))
     """
     tokens, labels = pair
@@ -118,13 +118,11 @@ def tokens(
     """
     where, b = pick(device), doubling("microbatch", microbatch)
     pair, (model, optimizer) = batch(seed, DOCUMENTS, LONGEST), trainee(seed, 128, where)
-    before = [trimmed(each) for each in cut(pair, b, where)]
+    before = [trim(each) for each in cut(pair, b, where)]
     fixed = change == "fixed length"
-    after = (
-        cut(resized(pair, length), b, where) if fixed else [trimmed(each) for each in cut(by_length(pair), b, where)]
-    )
+    after = cut(resize(pair, length), b, where) if fixed else [trim(each) for each in cut(by_length(pair), b, where)]
     works = [functools.partial(seconds, model, optimizer, way, where) for way in (before, after)]
-    for count, (old, new) in enumerate(interleaved(works, repeats), 1):
+    for count, (old, new) in enumerate(interleave(works, repeats), 1):
         ratio = Spread.of([a / b for a, b in zip(old, new, strict=False)])
         yield Change(
             change,
@@ -187,7 +185,7 @@ def decision(
     sizes = first, first if same else doubling("after", after)
     pair, (model, optimizer) = batch(seed, GLOBAL_BATCH, 32, shortest=32), trainee(seed, 32, where)
     works = [functools.partial(run, model, optimizer, cut(pair, b, where), where) for b in sizes]
-    for count, (old, new) in enumerate(interleaved(works, runs), 1):
+    for count, (old, new) in enumerate(interleave(works, runs), 1):
         yield Runs(same, sizes, margin, tuple(old), tuple(new), count / (2 * runs))
 
 

@@ -14,7 +14,7 @@ from typing import Annotated
 from labkit.corpus import Seed, batch
 from labkit.declare import Range, Switch, quantity
 from labkit.device import Spread, pick
-from labkit.throughput.timing import Device, cut, interleaved, timed, trainee
+from labkit.throughput.timing import Device, cut, interleave, timed, trainee
 
 ITEMS = 9  # steps of one measured loop; the first is not counted
 BURST = 4  # with uneven loading, one item in so many takes the time of all of them
@@ -131,12 +131,12 @@ def loader(
     where = pick(device)
     model, optimizer = trainee(seed, 32, where)
     work = functools.partial(timed, model, optimizer, cut(batch(seed, 32, 32, shortest=32), 32, where), where)
-    *_, (times,) = interleaved([work], 5)
+    *_, (times,) = interleave([work], 5)
     declared = load * Spread.of([every.step for every in times]).median
     loads = [declared * share for share in itertools.islice(itertools.cycle(shares(uneven)), ITEMS)]
     ways = ([0.0] * ITEMS, 0), (loads, 0), (loads, depth)
     works = [functools.partial(loop, delays, work, ahead) for delays, ahead in ways]
-    for count, results in enumerate(interleaved(works, repeats), 1):
+    for count, results in enumerate(interleave(works, repeats), 1):
         compute, plain, ahead = (Spread.of(every) for every in results)
         slow, fast = (each(schedule(loads, compute.median, deep)) for deep in (0, depth))
         yield Loader(depth, uneven, declared, compute, plain, ahead, slow, fast, count / (3 * repeats))

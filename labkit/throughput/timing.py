@@ -115,11 +115,11 @@ def cut(pair: Batch, microbatch: int, device: torch.device) -> list[Batch]:
     return list(zip(tokens, labels, strict=True))
 
 
-def interleaved(works: Sequence[Callable[[], T]], repeats: int) -> Iterator[list[list[T]]]:
+def interleave(works: Sequence[Callable[[], T]], repeats: int) -> Iterator[list[list[T]]]:
     """The results of each work so far, in turn A B A B …, so that drift affects all; the first call only warms up.
 
     >>> calls = itertools.count()
-    >>> *_, results = interleaved([lambda: next(calls), lambda: -next(calls)], 2)
+    >>> *_, results = interleave([lambda: next(calls), lambda: -next(calls)], 2)
     >>> results
     [[1, 4], [-3, -5]]
     """

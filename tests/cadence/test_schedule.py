@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 
 from labkit import rules
-from labkit.cadence.schedule import GROWTH_INTERVAL, evaluations, growths, schedules, stepped, warmup_cosine
+from labkit.cadence.schedule import GROWTH_INTERVAL, evaluations, growths, run_schedule, schedules, warmup_cosine
 from labkit.cadence.stepping import Training
 from labkit.declare import parameters
 from labkit.errors import LabError
@@ -105,7 +105,7 @@ def test_the_growth_interval_is_torchs_and_its_scaler_grows_as_often() -> None:
 
 
 def test_stepping_leaves_every_index_to_be_seen() -> None:
-    rates, index = stepped(lambda index: 1 / (1 + index), updates=3, times=5)
+    rates, index = run_schedule(lambda index: 1 / (1 + index), updates=3, times=5)
     assert index.tolist() == [0, 5, 10, 15] and rates.tolist() == [1 / (1 + i) for i in (0, 5, 10, 15)]
 
 

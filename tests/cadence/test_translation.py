@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from labkit.accumulation.training import STUDENT
 from labkit.cadence.schedule import warmup_cosine
-from labkit.cadence.translation import BATCH, OPTIMIZERS, POWER, TRUE, Translated, drawn, excess, translated
+from labkit.cadence.translation import BATCH, OPTIMIZERS, POWER, TRUE, Translated, draw_examples, excess, translated
 from labkit.declare import parameters
 from labkit.errors import LabError
 from tests.strategies import forbidden
@@ -30,7 +30,7 @@ def last(**values: Any) -> Translated:
 
 def alone(seed: int, N: int, batch: int, optimizer: str, rate: float, end: float, horizon: int) -> float:
     """One training of one seed by torch's own layers, and its loss above the least in closed form."""
-    x, y = drawn(1_000_003 + seed, N)
+    x, y = draw_examples(1_000_003 + seed, N)
     layer = nn.Linear(16, 1, bias=False, dtype=torch.float64)
     nn.init.zeros_(layer.weight)
     base = {"SGD with momentum": 0.8, "AdamW": 0.08}[optimizer] * rate
@@ -71,7 +71,7 @@ def test_every_training_is_what_it_is_alone(optimizer: str) -> None:
 
 def test_the_loss_is_the_expectation_over_fresh_examples() -> None:
     w = TRUE + torch.linspace(-1, 2, 16, dtype=torch.float64)
-    x, y = drawn(11, 400_000)
+    x, y = draw_examples(11, 400_000)
     least, found = ((x @ TRUE - y) ** 2).mean() / 2, ((x @ w - y) ** 2).mean() / 2
     assert float(found - least) == pytest.approx(float(excess(w)), rel=0.02) and float(least) == pytest.approx(
         0.5, rel=0.01

@@ -23,7 +23,7 @@ from torch import Tensor
 from labkit import data_parallel, rules, workers
 from labkit.corpus import batch
 from labkit.data_parallel import allreduce_time, no_sync, rank_losses, sharding, step_timeline, uneven_ranks
-from labkit.data_parallel.compare import apart, drawn, share
+from labkit.data_parallel.compare import apart, draw_batches, share
 from labkit.declare import checked, parameters
 from labkit.errors import LabError
 from labkit.fit import flat, gradient
@@ -92,7 +92,7 @@ def test_a_recipe_without_ranks_says_what_it_needs() -> None:
 @pytest.mark.parametrize("word", rank_losses.RECIPES)
 def test_a_recipe_gives_the_weights_that_algebra_says(word: str, ranks: int) -> None:
     found = data_parallel.recipes(recipe=word, ranks=ranks)
-    here = share(drawn(ranks, 2, 4, 294), 294)
+    here = share(draw_batches(ranks, 2, 4, 294), 294)
     assert found.counts.tolist() == [n for rank in here.counts for n in rank]
     for seen_from in range(ranks):
         said = [float(each) for each in fractions(word, here.counts, seen_from)]
@@ -124,7 +124,7 @@ def test_equal_counts_hide_it(word: str) -> None:
 
 
 def test_the_right_gradient_is_that_of_every_token_by_itself() -> None:
-    here = share(drawn(2, 1, 4, 3), 3)
+    here = share(draw_batches(2, 1, 4, 3), 3)
     model, N = Transformer(seed=3, dtype=torch.float64), 0
     for tokens, labels in [each for rank in here.microbatches for each in rank]:
         losses = next_token_loss(model, tokens, labels, "none")
@@ -155,7 +155,7 @@ def test_all_reduces_of_every_pattern(ranks: int, K: int) -> None:
 
 
 def test_what_is_left_without_a_synchronisation() -> None:
-    here = share(drawn(2, 3, 4, 5), 5)
+    here = share(draw_batches(2, 3, 4, 5), 5)
     *_, never, first = data_parallel.collectives(accumulation_steps=3, seed=5).patterns
     own = [2 * here.rows[3 * rank : 3 * rank + 3].sum(0) / here.total for rank in (0, 1)]
     synchronised = (here.rows[0] + here.rows[3]) / here.total
@@ -274,7 +274,7 @@ def test_a_rank_without_a_valid_token(ranks: int, empty: int) -> None:
     right, clamped, library, by_hand = found.policies
     assert found.counts[empty] == 0 and all(n for rank, n in enumerate(found.counts) if rank != empty)
     assert right.relative_error <= found.tolerance and right.empty_loss == 0
-    microbatches = drawn(ranks, 1, 4, 0)
+    microbatches = draw_batches(ranks, 1, 4, 0)
     microbatches[empty][0][1].fill_(IGNORE)
     here = share(microbatches, 0)
     weights = [n and here.total / (ranks * n) for n in found.counts]

@@ -134,7 +134,7 @@ def test_statistics_are_pooled(device: torch.device) -> None:
 
 def test_dropout_masks_given_from_outside(device: torch.device) -> None:
     x, y = images.draw(0, 12)
-    masks = randomness.dropout(randomness.keyed(12, randomness.UNITS, 0), 0.5)
+    masks = randomness.dropout(randomness.draw_keyed(12, randomness.UNITS, 0), 0.5)
     here, there = randomness.Net(0), randomness.Net(0).to(device)
     for net, where in ((here, CPU), (there, device)):
         F.cross_entropy(net(x.to(where), masks.to(where)), y.to(where)).backward()

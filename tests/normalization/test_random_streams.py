@@ -12,12 +12,12 @@ from labkit.images import draw
 from labkit.normalization.random_streams import (
     UNITS,
     Net,
+    augment,
     augmentation,
-    augmented,
     contributions,
-    drawn,
+    draw_keyed,
+    draw_stream,
     dropout,
-    keyed,
 )
 
 torch.set_num_threads(1)
@@ -25,7 +25,7 @@ torch.set_num_threads(1)
 
 def test_the_net_is_torchs_own_layers() -> None:
     net, (x, _) = Net(3), draw(3, 7)
-    masks = 2.0 * (drawn([7], UNITS, 0) < 0.5)
+    masks = 2.0 * (draw_stream([7], UNITS, 0) < 0.5)
     first, second, head = net.weights
     h = F.linear(x.flatten(1) - 0.5, first).relu() * masks[:, :24]
     expected = F.linear(F.linear(h, second).relu() * masks[:, 24:], head, net.bias)
@@ -47,20 +47,20 @@ def test_a_stream_gives_its_numbers_in_the_order_asked() -> None:
         torch.cat([stream[:8].reshape(4, 2), stream[8:12].reshape(4, 1)], 1),
         torch.cat([stream[12:24].reshape(6, 2), stream[24:30].reshape(6, 1)], 1),
     ]
-    assert drawn([4, 6], [2, 1], 8).equal(torch.cat(expected))
-    assert not drawn([4, 6], [2, 1], 8).equal(drawn([10], [2, 1], 8))
-    assert drawn([4, 6], [2], 8).equal(drawn([10], [2], 8))  # one layer, one stream: nothing moves
+    assert draw_stream([4, 6], [2, 1], 8).equal(torch.cat(expected))
+    assert not draw_stream([4, 6], [2, 1], 8).equal(draw_stream([10], [2, 1], 8))
+    assert draw_stream([4, 6], [2], 8).equal(draw_stream([10], [2], 8))  # one layer, one stream: nothing moves
 
 
 def test_keyed_numbers_belong_to_the_image() -> None:
-    many, few = keyed(9, [3, 2], 1), keyed(4, [3, 2], 1)
+    many, few = draw_keyed(9, [3, 2], 1), draw_keyed(4, [3, 2], 1)
     assert many[:4].equal(few) and len(many.unique()) == 45
-    assert not keyed(4, [3, 2], 2).equal(few) and 0.3 < float(keyed(200, [3], 0).mean()) < 0.7
+    assert not draw_keyed(4, [3, 2], 2).equal(few) and 0.3 < float(draw_keyed(200, [3], 0).mean()) < 0.7
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 0.9])
 def test_masks_drop_that_share_and_keep_the_mean(p: float) -> None:
-    masks = dropout(drawn([500], [40], 0), p)
+    masks = dropout(draw_stream([500], [40], 0), p)
     assert masks.dtype == torch.float64 and float(masks.max()) == 1 / (1 - p)
     assert float((masks == 0).double().mean()) == pytest.approx(p, abs=0.01)
     assert float(masks.mean()) == pytest.approx(1, abs=0.1)
@@ -73,7 +73,7 @@ def test_augmentations_by_hand() -> None:
         [0, 0, 1],
         pytest.approx([0, -2, 1.4]),
     ]
-    many = augmentation(drawn([4000], [1] * 5, 0), 1.0)
+    many = augmentation(draw_stream([4000], [1] * 5, 0), 1.0)
     assert many[:, 1].long().add(2).bincount().tolist() == pytest.approx([800] * 5, rel=0.15)
     assert 0.5 <= many[:, 2].min() < 0.51 and 1.49 < many[:, 2].max() <= 1.5
 
@@ -81,7 +81,7 @@ def test_augmentations_by_hand() -> None:
 def test_an_image_is_mirrored_then_moved_then_lit() -> None:
     image = torch.arange(256, dtype=torch.float64).reshape(1, 1, 16, 16)
     chosen = torch.tensor([[1.0, 2.0, 0.5], [0.0, -1.0, 1.0], [0.0, 0.0, 1.0]])
-    flipped, moved, same = augmented(image.repeat(3, 1, 1, 1), chosen)
+    flipped, moved, same = augment(image.repeat(3, 1, 1, 1), chosen)
     assert same.equal(image[0])
     assert flipped[0, 3].tolist() == [0.5 * (48 + each) for each in (1, 0, *range(15, 1, -1))]
     assert moved[0, 3].tolist() == [48 + each for each in (*range(1, 16), 0)]
@@ -90,7 +90,7 @@ def test_an_image_is_mirrored_then_moved_then_lit() -> None:
 @pytest.mark.parametrize("sizes", [[9], [4, 3, 2], [1] * 9])
 def test_contributions_add_up_to_the_gradient_of_the_mean(sizes: list[int]) -> None:
     net, (x, y) = Net(0), draw(0, 9)
-    masks = dropout(drawn([9], UNITS, 1), 0.5)
+    masks = dropout(draw_stream([9], UNITS, 1), 0.5)
     rows = contributions(net, x, y, masks, sizes)
     right = flat(torch.autograd.grad(F.cross_entropy(net(x, masks), y), list(net.parameters())))
     assert rows.shape == (len(sizes), len(right)) and (rows.sum(0) - right).norm() < 1e-14

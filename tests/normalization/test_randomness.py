@@ -19,8 +19,8 @@ from labkit.declare import parameters
 from labkit.errors import LabError
 from labkit.fit import flat, gradient
 from labkit.images import ConvNet, draw, split
-from labkit.normalization.random_streams import UNITS, Net, augmentation, augmented, drawn, dropout
-from labkit.normalization.randomness import SOURCES, Targets, randomness, redrawn, targets
+from labkit.normalization.random_streams import UNITS, Net, augment, augmentation, draw_stream, dropout
+from labkit.normalization.randomness import SOURCES, Targets, randomness, redraw, targets
 from labkit.normalization.sync_batchnorm import accumulated, one_batch
 from tests.strategies import forbidden, settings_of
 
@@ -58,7 +58,7 @@ def by_autograd(net: Net, x: Tensor, y: Tensor, masks: Tensor) -> Tensor:
 
 def test_dropout_by_the_whole_batch_with_the_masks_that_are_shown() -> None:
     found, net, (x, y) = randomness(probability=0.4, seed=2), Net(2), draw(2, 24)
-    numbers = drawn([24], UNITS, 2), drawn([6, 6, 6, 6], UNITS, 2)
+    numbers = draw_stream([24], UNITS, 2), draw_stream([6, 6, 6, 6], UNITS, 2)
     assert found.one.equal((numbers[0] >= 0.4).double()) and found.parts.equal((numbers[1] >= 0.4).double())
     right, wrong = (by_autograd(net, x, y, masks / 0.6) for masks in (found.one, found.parts))
     assert found.gradient.right_norm == pytest.approx(float(right.norm()), rel=1e-12)
@@ -71,9 +71,9 @@ def test_dropout_by_the_whole_batch_with_the_masks_that_are_shown() -> None:
 
 def test_augmentation_by_the_whole_batch_with_the_changes_that_are_shown() -> None:
     found, net, (x, y) = randomness(source="augmentation", seed=4, accumulation_steps=5), Net(4), draw(4, 24)
-    assert found.one.equal(augmentation(drawn([24], [1] * 5, 4), 0.5)) and found.one.shape == (24, 3)
+    assert found.one.equal(augmentation(draw_stream([24], [1] * 5, 4), 0.5)) and found.one.shape == (24, 3)
     masks = torch.ones(24, 36)
-    right, wrong = (by_autograd(net, augmented(x, chosen), y, masks) for chosen in (found.one, found.parts))
+    right, wrong = (by_autograd(net, augment(x, chosen), y, masks) for chosen in (found.one, found.parts))
     assert found.gradient.right_norm == pytest.approx(float(right.norm()), rel=1e-12)
     assert found.gradient.relative_error == pytest.approx(float((wrong - right).norm() / right.norm()), rel=1e-10)
 
@@ -137,7 +137,7 @@ def test_the_averages_by_hand() -> None:
     sums = torch.zeros(2, sum(p.numel() for p in net.parameters()), dtype=torch.float64)
     apart, single = {}, []
     for number in range(1, 19):
-        masks = [2.0 * (drawn(sizes, UNITS, 10_000 * number + 6) >= 0.5) for sizes in ([8, 8, 8], [24])]
+        masks = [2.0 * (draw_stream(sizes, UNITS, 10_000 * number + 6) >= 0.5) for sizes in ([8, 8, 8], [24])]
         pair = torch.stack([by_autograd(net, x, y, each) for each in masks])
         sums += pair
         single.append(pair[0] - pair[1])
@@ -203,18 +203,18 @@ def ran(loop: Any, model: nn.Module, parts: list[tuple[Tensor, Tensor]]) -> Tens
 
 def test_the_rule_draws_its_masks_anew() -> None:
     rule, before = rules.rule("nondeterministic"), torch.get_rng_state()
-    assert rule.topic == "randomness" and not rule.right and rule.loop is redrawn
+    assert rule.topic == "randomness" and not rule.right and rule.loop is redraw
     assert rule.changes == "the random numbers that each image meets" and len(rule.looks_like) > 20
     batch, model = draw(0, 12), network(0.5)
-    four, same, two = (ran(redrawn, model, split(*batch, K)) for K in (4, 4, 2))
+    four, same, two = (ran(redraw, model, split(*batch, K)) for K in (4, 4, 2))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(99)
-        assert ran(redrawn, model, split(*batch, 4)).equal(four)
+        assert ran(redraw, model, split(*batch, 4)).equal(four)
     assert four.equal(same) and (four - two).norm() > 0.1 * two.norm()
     assert torch.get_rng_state().equal(before)
     still = network(0.0)
     right = ran(one_batch, still, [batch])
-    for loop in (redrawn, accumulated):
+    for loop in (redraw, accumulated):
         assert (ran(loop, still, split(*batch, 5)) - right).norm() < 1e-14
     assert rule.weights(window(targets_of([[[1]], [[2]]]))).isnan().all()
 

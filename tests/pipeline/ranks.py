@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import nn
 
-from labkit.pipeline.stages import built, chunks
+from labkit.pipeline.stages import build, chunks
 
 
 def planned(rank: int, world: int, *, schedule: str, microbatches: int) -> list[tuple[str, int, int]]:
     """The order in which the library itself means to work on this rank."""
     parts = [nn.Linear(1, 1) for _ in range(chunks(schedule))]
-    pipeline = built(schedule, parts, rank, world, microbatches, loss_fn=lambda out, target: out.sum())
+    pipeline = build(schedule, parts, rank, world, microbatches, loss_fn=lambda out, target: out.sum())
     kinds = {"FORWARD": "forward", "FULL_BACKWARD": "backward"}
     actions = [action for action in pipeline.pipeline_order[rank] if action is not None]
     return [

@@ -15,7 +15,7 @@ from labkit.fit import flat, gradient
 from labkit.nets import IGNORE
 from labkit.pipeline.exercises import BATCHES, BUBBLE, scheduled
 from labkit.pipeline.stages import LOSSES, data, model
-from labkit.pipeline.step import piped
+from labkit.pipeline.step import run_pipeline
 
 torch.set_num_threads(1)
 
@@ -178,6 +178,6 @@ def test_a_loss_that_never_returns_is_stopped() -> None:
 def test_the_schedule_of_the_checker_leaves_what_the_librarys_own_leaves(loss: str, scale_grads: bool) -> None:
     whole, batch = model(2, 0), data(4, 0)
     outcome, fault = scheduled(LOSSES[loss], scale_grads, whole, batch, 4, 60.0)
-    (found,) = piped([batch], 2, 4, "GPipe", loss, scale_grads, 0)
+    (found,) = run_pipeline([batch], 2, 4, "GPipe", loss, scale_grads, 0)
     mine = flat(gradient(whole))
     assert not fault and not outcome.late and (mine - found).norm() / found.norm() < 1e-14

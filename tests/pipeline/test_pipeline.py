@@ -23,18 +23,18 @@ from labkit.pipeline.stages import (
     COUNTS,
     LOSSES,
     SCHEDULES,
+    accepts,
     admit,
     data,
-    divided,
     enough,
     model,
-    padded,
+    pad,
+    rows_per_microbatch,
     share_of_mean,
-    taken_by,
     token_mean,
     token_sum,
 )
-from labkit.pipeline.step import piped, sums
+from labkit.pipeline.step import run_pipeline, sums
 from tests.lab_in_browser import ROOT
 from tests.strategies import forbidden
 
@@ -89,7 +89,7 @@ def test_every_schedule_leaves_the_gradient_of_one_pass(ranks: int) -> None:
     for schedule in SCHEDULES:
         stages = ranks * (2 if schedule == "Interleaved" else 1)
         for loss, scaled, reduction in (("sum / N", False, "mean"), ("sum", True, "sum")):
-            (found,) = piped([data(4, 3)], ranks, 4, schedule, loss, scaled, 3)
+            (found,) = run_pipeline([data(4, 3)], ranks, 4, schedule, loss, scaled, 3)
             right = full_batch(stages, 4, 3, reduction) / (4 if scaled else 1)
             assert (found - right).norm() / right.norm() < 1e-13
             left[schedule, loss] = found
@@ -142,13 +142,13 @@ def test_a_loss_by_hand(loss: Any, right: Any) -> None:
 @given(st.sampled_from(SCHEDULES), st.integers(2, 4), st.integers(1, 16))
 def test_what_a_schedule_takes_is_said_and_its_remedy_is_taken(schedule: str, ranks: int, microbatches: int) -> None:
     if schedule == "GPipe":
-        assert taken_by(schedule, ranks, microbatches)
-    if taken_by(schedule, ranks, microbatches):
+        assert accepts(schedule, ranks, microbatches)
+    if accepts(schedule, ranks, microbatches):
         admit(schedule, ranks, microbatches)
         return
     with pytest.raises(LabError, match=rf"^microbatches = {microbatches} .*: try \d+$") as error:
         admit(schedule, ranks, microbatches)
-    assert taken_by(schedule, ranks, int(str(error.value).rpartition("try ")[2]))
+    assert accepts(schedule, ranks, int(str(error.value).rpartition("try ")[2]))
 
 
 def test_the_library_refuses_what_is_refused_here_and_takes_the_rest() -> None:
@@ -159,13 +159,13 @@ def test_the_library_refuses_what_is_refused_here_and_takes_the_rest() -> None:
         ("Interleaved", 3),
         ("Interleaved", 5),
     ):
-        if taken_by(schedule, 2, microbatches):
+        if accepts(schedule, 2, microbatches):
             assert pipeline.losses(
                 schedule=schedule, microbatches=microbatches, loss="sum / N", scale_grads=False
             ).equal
             continue
         with pytest.raises(LabError, match=r"rank [01].*[Nn]umber of microbatches"):
-            piped([data(microbatches, 0)], 2, microbatches, schedule, "sum", False, 0)
+            run_pipeline([data(microbatches, 0)], 2, microbatches, schedule, "sum", False, 0)
         with pytest.raises(LabError, match=f"microbatches = {microbatches} "):
             pipeline.losses(schedule=schedule, microbatches=microbatches)
 
@@ -175,19 +175,19 @@ def test_rows_divide_or_the_remedy_does(rows: int, microbatches: int) -> None:
     more = enough(rows, microbatches)
     assert more % microbatches == 0 and 0 <= more - rows < microbatches
     if rows % microbatches == 0:
-        assert divided(rows, microbatches) * microbatches == rows
+        assert rows_per_microbatch(rows, microbatches) * microbatches == rows
         return
     with pytest.raises(LabError, match=f"rows = {rows} .* add {more - rows} ignored") as error:
-        divided(rows, microbatches)
-    assert divided(int(str(error.value).rpartition("try ")[2]), microbatches)
+        rows_per_microbatch(rows, microbatches)
+    assert rows_per_microbatch(int(str(error.value).rpartition("try ")[2]), microbatches)
 
 
 def test_padding_adds_ignored_rows_and_nothing_else() -> None:
     tokens, targets = data(3, 0)
-    more, aims = padded(tokens, targets, 5)
+    more, aims = pad(tokens, targets, 5)
     assert torch.equal(more[:3], tokens) and torch.equal(aims[:3], targets)
     assert (aims[3:] == IGNORE).all() and more.shape == aims.shape == (5, 12)
-    assert all(torch.equal(a, b) for a, b in zip(padded(tokens, targets, 3), (tokens, targets), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(pad(tokens, targets, 3), (tokens, targets), strict=True))
 
 
 @settings(max_examples=20, suppress_health_check=list(HealthCheck))

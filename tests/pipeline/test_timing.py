@@ -14,8 +14,8 @@ from labkit import LabError, pipeline, workers
 from labkit.device import Spread
 from labkit.pipeline import slicing
 from labkit.pipeline.simulated_stages import Sleeper
-from labkit.pipeline.stages import SCHEDULES, chunks, taken_by
-from labkit.pipeline.timing import Work, idle, kept, modelled_bubble, order, played, works, woven
+from labkit.pipeline.stages import SCHEDULES, accepts, chunks
+from labkit.pipeline.timing import Work, idle, interleave, kept, modelled_bubble, order, simulate, works
 
 torch.set_num_threads(1)
 
@@ -24,7 +24,7 @@ SOME = [
     for schedule in SCHEDULES
     for ranks in (2, 3, 4)
     for M in range(1, 13)
-    if taken_by(schedule, ranks, M)
+    if accepts(schedule, ranks, M)
 ]
 
 
@@ -47,7 +47,7 @@ def test_an_order_does_everything_once_and_the_bubble_is_the_formula(schedule: s
     for rank, actions in enumerate(orders):
         mine = [(kind, v * ranks + rank, m) for kind in ("forward", "backward") for v in range(V) for m in range(M)]
         assert sorted(actions) == sorted(mine)
-    done = played(orders, 1.0 / V, 2.0 / V)
+    done = simulate(orders, 1.0 / V, 2.0 / V)
     assert len(done) == 2 * V * M * ranks
     share = idle(done, ranks)
     if schedule != "Interleaved" or ranks <= M:
@@ -59,7 +59,7 @@ def test_an_order_does_everything_once_and_the_bubble_is_the_formula(schedule: s
 
 @pytest.mark.parametrize(("schedule", "ranks", "M"), SOME)
 def test_in_a_modelled_step_nobody_does_two_things_or_what_is_not_there(schedule: str, ranks: int, M: int) -> None:
-    done = played([order(schedule, rank, ranks, M) for rank in range(ranks)], 1.0, 2.5)
+    done = simulate([order(schedule, rank, ranks, M) for rank in range(ranks)], 1.0, 2.5)
     ends = {(work.kind, work.stage, work.microbatch): work.end for work in done}
     last = ranks * chunks(schedule) - 1
     for work in done:
@@ -90,13 +90,13 @@ def test_what_is_kept_follows_from_the_order(M: int, ranks: int) -> None:
 
 def test_woven() -> None:
     f, b = ([(kind, 0, m) for m in range(3)] for kind in ("forward", "backward"))
-    assert woven(f, b, 3) == [*f, *b] and woven(f, b, 1) == [f[0], b[0], f[1], b[1], f[2], b[2]]
-    assert woven(f, b, 2) == [f[0], f[1], b[0], f[2], b[1], b[2]]
+    assert interleave(f, b, 3) == [*f, *b] and interleave(f, b, 1) == [f[0], b[0], f[1], b[1], f[2], b[2]]
+    assert interleave(f, b, 2) == [f[0], f[1], b[0], f[2], b[1], b[2]]
 
 
 def test_orders_that_wait_for_each_other_are_refused() -> None:
     with pytest.raises(LabError, match="wait for each other"):
-        played([[("backward", 0, 0), ("forward", 0, 0)], [("forward", 1, 0), ("backward", 1, 0)]], 1.0, 1.0)
+        simulate([[("backward", 0, 0), ("forward", 0, 0)], [("forward", 1, 0), ("backward", 1, 0)]], 1.0, 1.0)
 
 
 # Measured, on ranks that sleep.
@@ -183,13 +183,13 @@ def test_a_sleeper_counts_what_is_still_kept() -> None:
 
 def test_a_cut_batch_by_made_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(function: str, ranks: int, **values: object) -> list[object]:
-        assert (function, ranks, values["rows"], values["microbatches"]) == ("labkit.pipeline.slicing:sliced", 3, 64, 8)
+        assert (function, ranks, values["rows"], values["microbatches"]) == ("labkit.pipeline.slicing:run", 3, 64, 8)
         one = [[(0.0, 0.004), (1.0, 1.002)], [(0.0, 0.002), (0.0, 0.004)], [(0.0, 0.1), (1.0, 1.2)]]
         two = [[(0.0, 0.003), (1.0, 1.005)], [(0.0, 9.0), (0.0, 9.0)], [(0.01, 0.15), (0.9, 1.0)]]
         return [one, two, two]
 
     monkeypatch.setattr(workers, "run", run)
-    found = slicing.measured(8, 64, 16, "GPipe", 3)
+    found = slicing.measure(8, 64, 16, "GPipe", 3)
     assert (found.rows, found.payload, found.bubble) == (8, 4 * 8 * 16, 0.2)
     assert (found.passes.lowest, found.passes.highest) == pytest.approx((4.0, 5.0))  # the slowest rank of each repeat
     assert (found.message.lowest, found.message.highest) == pytest.approx((1.0, 2.0))  # half of there and back

@@ -15,7 +15,7 @@ from labkit.errors import LabError
 from labkit.fit import distance, flat, gradient
 from labkit.nets import IGNORE, Transformer, next_token_loss, valid_tokens
 from labkit.throughput import compared, timing
-from labkit.throughput.compared import by_length, decision, positions, resized, tokens, trimmed
+from labkit.throughput.compared import by_length, decision, positions, resize, tokens, trim
 from tests.strategies import forbidden
 from tests.virtual import set_clock
 
@@ -34,9 +34,7 @@ def lengths(pair: Any) -> list[int]:
 
 def test_trimming_drops_padding_and_nothing_else() -> None:
     pair = batch(4, 8, 64)
-    shorter = trimmed(
-        (torch.nn.functional.pad(pair[0], (0, 9)), torch.nn.functional.pad(pair[1], (0, 9), value=IGNORE))
-    )
+    shorter = trim((torch.nn.functional.pad(pair[0], (0, 9)), torch.nn.functional.pad(pair[1], (0, 9), value=IGNORE)))
     assert shorter[0].shape[1] == max(lengths(pair)) and valid_tokens(shorter[1]) == valid_tokens(pair[1])
     assert torch.equal(shorter[0], pair[0][:, : shorter[0].shape[1]])
 
@@ -44,7 +42,7 @@ def test_trimming_drops_padding_and_nothing_else() -> None:
 @pytest.mark.parametrize("length", [8, 20, 64, 100, 128])
 def test_a_fixed_length_cuts_or_pads(length: int) -> None:
     pair = batch(4, 8, 64)
-    sized = resized(pair, length)
+    sized = resize(pair, length)
     assert sized[0].shape == sized[1].shape == (8, length)
     assert lengths(sized) == [min(n, length) for n in lengths(pair)]
     assert torch.equal(sized[0][:, :20], pair[0][:, :length][:, :20])
@@ -60,7 +58,7 @@ def test_sorted_rows_are_the_same_rows() -> None:
 def test_sorting_leaves_the_gradient_as_it_is() -> None:
     pair, model = batch(4, 32, 64), Transformer(seed=0, length=64, dtype=torch.float64)
     found = []
-    for rows in ([pair], [trimmed(each) for each in timing.cut(by_length(pair), 8, CPU)]):
+    for rows in ([pair], [trim(each) for each in timing.cut(by_length(pair), 8, CPU)]):
         model.zero_grad()
         for x, y in rows:
             (next_token_loss(model, x, y) / valid_tokens(pair[1])).backward()

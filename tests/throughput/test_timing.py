@@ -137,7 +137,7 @@ def test_settings_take_turns_and_the_first_call_of_each_is_dropped() -> None:
         return f"{name}{len(order)}"
 
     works = [lambda: work("A"), lambda: work("B"), lambda: work("C")]
-    looks = [[list(each) for each in found] for found in timing.interleaved(works, 2)]
+    looks = [[list(each) for each in found] for found in timing.interleave(works, 2)]
     assert order == list("AABBCCABC")
     assert looks[0] == [["A2"], [], []] and looks[-1] == [["A2", "A7"], ["B4", "B8"], ["C6", "C9"]]
     assert len(looks) == 6
@@ -145,7 +145,7 @@ def test_settings_take_turns_and_the_first_call_of_each_is_dropped() -> None:
 
 def test_drift_that_lasts_meets_all_alike() -> None:
     clock = itertools.count(1.0, 0.01)  # each call is slower than the one before
-    *_, (one, other) = timing.interleaved([lambda: next(clock), lambda: next(clock)], 9)
+    *_, (one, other) = timing.interleave([lambda: next(clock), lambda: next(clock)], 9)
     assert sum(other) / sum(one) < 1.012 < max(one) / min(one)
 
 

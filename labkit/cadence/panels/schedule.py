@@ -19,7 +19,7 @@ class Schedules(Experiment[schedule.Schedules]):
         "rule. Below: optimizer steps. Above: the sequences seen until then."
     )
     run = staticmethod(schedule.schedules)
-    shown = (schedule.warmup_cosine, schedule.stepped)
+    shown = (schedule.warmup_cosine, schedule.run_schedule)
 
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("optimizer steps", "learning rate / base", whole="x", moving="x")

@@ -121,7 +121,7 @@ class Overflow(Experiment[overflow_on_one_rank.Drift]):
     run = staticmethod(overflow_on_one_rank.overflow)
     shown = (
         overflow_on_one_rank.finite,
-        overflow_on_one_rank.agreed,
+        overflow_on_one_rank.any_overflow,
         overflow_on_one_rank.spoil,
         overflow_on_one_rank.scaled_step,
         overflow_on_one_rank.run_training,
@@ -217,7 +217,7 @@ class Fsdp(Experiment[sharding.Sharded]):
 
     def source(self) -> str:
         """What a rank runs, and what compares."""
-        shown: list[Any] = [sharding.sharded, sharding.run_sharded, sharding.fsdp]
+        shown: list[Any] = [sharding.shard, sharding.run_sharded, sharding.fsdp]
         return sources(*shown)
 
     def layout(self, canvas: Canvas) -> None:

@@ -20,7 +20,7 @@ class Randomness(Experiment[randomness.Randomness]):
         "in the microbatches. Cross: different. Blank: dropped, or left alone, in both."
     )
     run = staticmethod(randomness.randomness)
-    shown = (random_streams.drawn, random_streams.keyed, randomness.by_dropout, randomness.by_recomputation)
+    shown = (random_streams.draw_stream, random_streams.draw_keyed, randomness.by_dropout, randomness.by_recomputation)
 
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("unit", "image", whole="xy", moving="xy")

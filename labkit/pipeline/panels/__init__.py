@@ -34,7 +34,7 @@ class Losses(Experiment[Weighed]):
         "algebra. Thin line: 1, the right weight. n: valid tokens. Each rank is a process of its own."
     )
     run = staticmethod(pipeline.losses)
-    shown = (stages.token_mean, stages.token_sum, stages.share_of_mean, stages.built, stages.step, stages.gradients)
+    shown = (stages.token_mean, stages.token_sum, stages.share_of_mean, stages.build, stages.step, stages.gradients)
     aspect = 0.5
 
     def layout(self, canvas: Canvas) -> None:
@@ -162,9 +162,9 @@ class Indivisible(Experiment[Outcome]):
     shown = (
         indivisible_batches.pieces,
         indivisible_batches.refuse,
-        stages.divided,
-        stages.padded,
-        step.piped,
+        stages.rows_per_microbatch,
+        stages.pad,
+        step.run_pipeline,
         stages.gradients,
     )
     aspect = 0.5

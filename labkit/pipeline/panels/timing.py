@@ -27,12 +27,12 @@ class Timeline(Experiment[Timelines]):
     run = staticmethod(pipeline.timeline)
     shown = (
         timing.order,
-        timing.woven,
-        timing.played,
+        timing.interleave,
+        timing.simulate,
         timing.idle,
         stages.step,
         simulated_stages.Sleep,
-        simulated_stages.slept,
+        simulated_stages.run_sleepers,
     )
     aspect = 0.6
 
@@ -116,7 +116,7 @@ class Bubble(Experiment[Bubbles]):
         "quartiles of three steps. Above the line: messages and a busy machine. The longer the sleep, the less of it."
     )
     run = staticmethod(pipeline.bubbles)
-    shown = (timing.bubble, timing.modelled_bubble, timing.sleeping, timing.idle, simulated_stages.slept)
+    shown = (timing.bubble, timing.modelled_bubble, timing.sleeping, timing.idle, simulated_stages.run_sleepers)
 
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("M, microbatches", "bubble (%)", log2="x", moving="x")
@@ -165,7 +165,7 @@ class Cut(Experiment[Slices]):
         "the line: the library’s own work for each microbatch, and a busy machine."
     )
     run = staticmethod(pipeline.cut)
-    shown = (slicing.Layers, slicing.there_and_back, slicing.echo, slicing.taken, slicing.sliced, slicing.measured)
+    shown = (slicing.Layers, slicing.there_and_back, slicing.echo, slicing.time_calls, slicing.run, slicing.measure)
 
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("M, microbatches of one batch", "one step (ms)", log="y", log2="x", moving="xy")

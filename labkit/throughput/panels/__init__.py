@@ -30,7 +30,7 @@ class Sweep(Experiment[throughput.Sweep]):
         "K · (a + c · b) + optimizer, fitted. Thin line: its part K · a."
     )
     run = staticmethod(throughput.sweep)
-    shown = (timing.step, timing.interleaved, throughput.fitted)
+    shown = (timing.step, timing.interleave, throughput.fitted)
 
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("b, sequences in a microbatch", "time of a step (ms)", log="y", log2="x", moving="xy")
@@ -103,7 +103,7 @@ class Pair(Experiment[throughput.Pair]):
     unit = "times"
     note = "Measured, median and quartiles. Dots: the small microbatch. Squares: the large one. One global batch."
     run = staticmethod(throughput.pair)
-    shown = (timing.step, timing.interleaved)
+    shown = (timing.step, timing.interleave)
     aspect = 0.42
 
     def layout(self, canvas: Canvas) -> None:

@@ -26,7 +26,7 @@ class Tokens(Experiment[compared.Change]):
         "the last: a cross where fewer valid tokens pass in a second."
     )
     run = staticmethod(compared.tokens)
-    shown = (timing.step, compared.trimmed, compared.resized, compared.by_length)
+    shown = (timing.step, compared.trim, compared.resize, compared.by_length)
     aspect = 0.45
 
     def layout(self, canvas: Canvas) -> None:
