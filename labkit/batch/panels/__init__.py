@@ -14,7 +14,8 @@ from matplotlib.collections import PolyCollection
 
 from labkit import batch
 from labkit.batch import Plan, Planned
-from labkit.batch.panels.step_timeline import Progress, Timeline, large
+from labkit.batch.panels.progress import Progress, large
+from labkit.batch.panels.step_timeline import Timeline
 from labkit.frame.canvas import Canvas, polyline
 from labkit.frame.experiment import Experiment, tables
 from labkit.wording import show, three

@@ -11,9 +11,13 @@ from typing import Any
 
 from labkit import rules, workers
 from labkit.data_parallel import compare, hook, no_sync, rank_losses
+from labkit.data_parallel.panels.allreduce_time import Allreduce
+from labkit.data_parallel.panels.killed_rank import Killed
+from labkit.data_parallel.panels.overflow_on_one_rank import Overflow
 from labkit.data_parallel.panels.rank_weights import Rows, right
-from labkit.data_parallel.panels.step_timeline import Allreduce, Timeline
-from labkit.data_parallel.panels.uneven_ranks import EmptyRank, Fsdp, Killed, Overflow, Uneven
+from labkit.data_parallel.panels.sharding import Fsdp
+from labkit.data_parallel.panels.step_timeline import Timeline
+from labkit.data_parallel.panels.uneven_ranks import EmptyRank, Uneven
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment, sources
 from labkit.wording import percent, three, times, with_unit

@@ -1,11 +1,10 @@
-"""What synchronisation costs: a step of real ranks in time, and all-reduces over their bytes."""
+"""One optimizer step of real ranks, in time."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from labkit.data_parallel import allreduce_time, hook, step_timeline
+from labkit.data_parallel import hook, step_timeline
 from labkit.device import Spread
 from labkit.frame.canvas import Canvas, polyline, quartiles
 from labkit.frame.experiment import Experiment
@@ -93,77 +92,17 @@ class Timeline(Experiment[step_timeline.Timeline]):
         often = "all-reduce" if result.messages == 1 else "all-reduces"
         shorter = "shorter" if result.longer >= 0 else "longer, which is scatter"
         return (
-            f"Medians, quartiles in brackets. Microbatch {_said(result.microbatch)}; synchronisation in "
-            f"{result.messages} {often} {_said(result.synchronisation)}, of which a backward hides "
-            f"{_said(result.hidden)}; exposed {_said(result.exposed)}; update {_said(result.optimizer)}; step "
-            f"{_said(result.step)}. The same work without synchronisation is {three(abs(result.longer))} ms {shorter}."
+            f"Medians, quartiles in brackets. Microbatch {ms(result.microbatch)}; synchronisation in "
+            f"{result.messages} {often} {ms(result.synchronisation)}, of which a backward hides "
+            f"{ms(result.hidden)}; exposed {ms(result.exposed)}; update {ms(result.optimizer)}; step "
+            f"{ms(result.step)}. The same work without synchronisation is {three(abs(result.longer))} ms {shorter}."
         )
 
 
-def _said(spread: Spread) -> str:
+def ms(spread: Spread) -> str:
+    """A time with its quartiles.
+
+    >>> ms(Spread.of([1, 2, 3]))
+    '2 ms (1.5 … 2.5)'
+    """
     return f"{three(spread.median)} ms ({three(spread.lower)} … {three(spread.upper)})"
-
-
-class Allreduce(Experiment[allreduce_time.AllReduce]):
-    """Time of an all-reduce against its bytes."""
-
-    title = "What an all-reduce costs"
-    question = "How long do these messages take together?"
-    unit = "ms"
-    note = (
-        "Measured on this machine now: medians and quartiles, the slowest rank. Line: latency + bytes / bandwidth, "
-        "fitted with the least relative error. Ring: the payload in its messages; short bar: what the line says of it."
-    )
-    run = staticmethod(allreduce_time.allreduce)
-    shown = (allreduce_time.Line, allreduce_time.line, allreduce_time.run_all_reduces)
-    aspect = 0.6
-
-    def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("payload (kB)", "time (ms)", log="xy", moving="y")
-        canvas.frame(self.axes, x=(0.002, 60_000), y=(0.05, 100))
-        self.line = canvas.line(self.axes, "modelled")
-        self.measured = canvas.spread(self.axes, markersize=6)
-        self.ring = canvas.line(self.axes, "guess")
-        self.payload = canvas.spread(self.axes, markersize=6)
-        self.modelled = canvas.line(self.axes, "modelled", marker="_", markersize=18, markeredgewidth=3)
-        self.words = canvas.text(self.axes, ha="left", va="top")
-
-    def draw(self, canvas: Canvas, result: allreduce_time.AllReduce) -> None:
-        every = [*result.measured, result.found]
-        low = min(each.lower for each in every) / 3
-        high = 12 * max([*(each.upper for each in every), result.modelled])
-        canvas.frame(self.axes, y=(low, high))
-        self.measured.put([size / 1e3 for size in result.sizes.tolist()], [*map(quartiles, result.measured)])
-        line = [4 * 10 ** (k / 8) for k in range(54)]
-        self.line.set_data([size / 1e3 for size in line], [1e3 * result.line.seconds(size) for size in line])
-        at = result.payload / 1e3
-        self.ring.set_data([at], [result.found.median])
-        self.payload.put([at], [quartiles(result.found)])
-        self.modelled.set_data([at], [result.modelled])
-        self.words.set(text=_line(result), position=(0.003, high / 1.3))
-
-    def answer(self, result: allreduce_time.AllReduce) -> float:
-        return result.found.median
-
-    def headline(self, result: allreduce_time.AllReduce) -> str:
-        return f"{_messages(result)}: {three(result.found.median)} ms, the line says {three(result.modelled)} ms"
-
-    def describe(self, result: allreduce_time.AllReduce) -> str:
-        ends = (
-            f"4 bytes take {three(result.measured[0].median)} ms, 8.39 MB take {three(result.measured[-1].median)} ms"
-        )
-        return (
-            f"{result.ranks} ranks. {ends}. The {_line(result)}; it misses by {three(result.residual)} %, root mean "
-            f"square. {_messages(result)}, one after the other: measured {_said(result.found)}, by the line "
-            f"{three(result.modelled)} ms."
-        )
-
-
-def _line(result: allreduce_time.AllReduce) -> str:
-    rate = f"{three(result.bandwidth)} MB/s" if math.isfinite(result.bandwidth) else "no end of bandwidth"
-    return f"line: {three(result.latency)} ms and {rate}"
-
-
-def _messages(result: allreduce_time.AllReduce) -> str:
-    often = "1 message" if result.messages == 1 else f"{result.messages} messages"
-    return f"{three(result.payload / 1e6)} MB in {often}"

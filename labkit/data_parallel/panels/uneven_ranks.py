@@ -1,14 +1,13 @@
-"""Ranks that are not alike: empty, shorter, overflowing, dead; and ranks that hold shards."""
+"""Ranks that do not hold the same: one without a valid token, one with fewer microbatches."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from labkit.data_parallel import killed_rank, overflow_on_one_rank, sharding, uneven_ranks
+from labkit.data_parallel import uneven_ranks
 from labkit.data_parallel.panels.rank_weights import Rows, right
 from labkit.frame.canvas import Canvas
-from labkit.frame.experiment import Experiment, sources
+from labkit.frame.experiment import Experiment
 from labkit.wording import percent, three
 
 

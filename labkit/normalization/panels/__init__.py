@@ -15,9 +15,10 @@ from labkit import normalization
 from labkit.frame.canvas import Canvas
 from labkit.frame.experiment import Experiment
 from labkit.images import SIZE
-from labkit.normalization import sync_batchnorm
 from labkit.normalization.panels.randomness import Randomness, Targets
 from labkit.normalization.panels.running_statistics import GroupVariance, Padding, Running
+from labkit.normalization.panels.sync_batchnorm import Ranks, interval, share
+from labkit.normalization.sync_batchnorm import accumulated, in_lockstep, one_batch
 from labkit.wording import percent, three
 
 LOWEST = 1e-17
@@ -34,7 +35,7 @@ class Statistics(Experiment[normalization.Statistics]):
         "at the first normalisation. Thin line: the same for one batch. Every loss is weighted perfectly."
     )
     run = staticmethod(normalization.statistics)
-    shown = (sync_batchnorm.accumulated, sync_batchnorm.one_batch)
+    shown = (accumulated, one_batch)
     aspect = 0.4
 
     def layout(self, canvas: Canvas) -> None:
@@ -61,7 +62,7 @@ class Statistics(Experiment[normalization.Statistics]):
         channel = int((result.means - result.mean).abs().amax(0).argmax())
         means, deviations = result.means[:, channel], result.variances[:, channel].sqrt()
         mean, deviation = float(result.mean[channel]), float(result.variance[channel].sqrt())
-        ranges = [_around(float(m), float(s)) for m, s in zip(means, deviations, strict=True)]
+        ranges = [interval(float(m), float(s)) for m, s in zip(means, deviations, strict=True)]
         places = [at + 0.5 for at in range(rows)]
         self.right.lay(places if result.equal else [], ranges if result.equal else [])
         self.wrong.lay([] if result.equal else places, [] if result.equal else ranges)
@@ -106,18 +107,10 @@ class Statistics(Experiment[normalization.Statistics]):
         used = "" if result.norm == "batch" else " This normalisation does not use the statistics drawn here."
         return (
             f"{len(result.labels)} images, {result.composition}, in {K} microbatch{'es' if K > 1 else ''}. "
-            f"Outputs {_off(result.outputs)} off, loss {three(result.loss)} against {three(result.right_loss)}, "
-            f"gradient {_off(result.gradient.relative_error)} off; rounding explains {result.tolerance.value:.1g}."
+            f"Outputs {share(result.outputs)} off, loss {three(result.loss)} against {three(result.right_loss)}, "
+            f"gradient {share(result.gradient.relative_error)} off; rounding explains {result.tolerance.value:.1g}."
             f"{kept}{used}"
         )
-
-
-def _off(error: float) -> str:
-    return percent(error) if error > 1e-9 else f"{error:.1g}"
-
-
-def _around(middle: float, deviation: float) -> tuple[float, float, float]:
-    return middle - deviation, middle, middle + deviation
 
 
 class Remedies(Experiment[normalization.Remedies]):
@@ -128,7 +121,7 @@ class Remedies(Experiment[normalization.Remedies]):
     unit = "%"
     note = "Measured, each against the same network in one physical batch. Bar: what rounding alone explains."
     run = staticmethod(normalization.remedies)
-    shown = (sync_batchnorm.in_lockstep,)
+    shown = (in_lockstep,)
     aspect = 0.5
 
     def layout(self, canvas: Canvas) -> None:
@@ -155,72 +148,8 @@ class Remedies(Experiment[normalization.Remedies]):
         return f"{sum(row.equal for row in result.rows)} of {len(result.rows)} give the one batch's gradient"
 
     def describe(self, result: normalization.Remedies) -> str:
-        words = [f"{row.name} {_off(row.relative_error)}" for row in result.rows]
+        words = [f"{row.name} {share(row.relative_error)}" for row in result.rows]
         return f"How far off: {', '.join(words)}. What each of them costs stands in the numbers below."
-
-
-class Ranks(Experiment[sync_batchnorm.Ranks]):
-    """Ranks of uneven size that synchronise their statistics."""
-
-    title = "Uneven ranks"
-    question = "How far is the gradient from the one batch's?"
-    unit = "%"
-    note = (
-        "Measured on ranks that walk through the layers in lockstep, in one process. Mean and standard deviation of "
-        "one channel at the first normalisation."
-    )
-    run = staticmethod(sync_batchnorm.ranks)
-    shown = (sync_batchnorm.pooled, sync_batchnorm.lockstep)
-    aspect = 0.42
-
-    def layout(self, canvas: Canvas) -> None:
-        self.axes = canvas.axes("activation of one channel", "", moving="xy")
-        self.axes.yaxis.set_visible(False)
-        canvas.frame(self.axes, x=(0, 1), y=(4, 0))
-        self.each = canvas.spread(self.axes)
-        self.right, self.wrong = (canvas.spread(self.axes, role, linestyle="none") for role in ("right", "wrong"))
-        self.words = [canvas.text(self.axes, va="center", ha="left") for _ in range(6)]
-
-    def draw(self, canvas: Canvas, result: sync_batchnorm.Ranks) -> None:
-        R = len(result.counts)
-        each = [_around(m, math.sqrt(v)) for m, v in zip(result.rank_means, result.rank_variances, strict=True)]
-        used = _around(result.mean, math.sqrt(result.variance))
-        whole = _around(result.right_mean, math.sqrt(result.right_variance))
-        self.each.lay(range(R), each)
-        self.right.lay([R, R + 1] if result.equal else [R + 1], [used, whole] if result.equal else [whole])
-        self.wrong.lay([] if result.equal else [R], [] if result.equal else [used])
-        low, high = min(low for low, _, _ in (*each, used, whole)), max(high for _, _, high in (*each, used, whole))
-        wide = high - low
-        room = min(0.7, 11.5 / canvas.columns)  # the share of the axes that the words take
-        left = low - room / (1 - room) * 1.05 * wide
-        canvas.frame(self.axes, x=(left, high + 0.05 * wide), y=(R + 1.6, -0.6), xticks=[low, high])
-        names = [f"rank {rank}: {count} images" for rank, count in enumerate(result.counts)]
-        for at, words in enumerate(self.words):
-            name = [*names, "rank 0 normalises by", "all images"][at] if at < R + 2 else ""
-            words.set(text=name, position=(left + 0.02 * wide, at))
-
-    def answer(self, result: sync_batchnorm.Ranks) -> float:
-        return 0.0 if result.equal else 100 * result.gradient.relative_error
-
-    def headline(self, result: sync_batchnorm.Ranks) -> str:
-        return f"{result.method}: the gradient is {_off(result.gradient.relative_error)} off the one batch's"
-
-    def describe(self, result: sync_batchnorm.Ranks) -> str:
-        ranks = ", ".join(
-            f"rank {rank} ({count} images) {_moments(mean, variance)}"
-            for rank, (count, mean, variance) in enumerate(
-                zip(result.counts, result.rank_means, result.rank_variances, strict=True)
-            )
-        )
-        return (
-            f"Mean and variance of channel {result.channel}: {ranks}. Rank 0 normalises by "
-            f"{_moments(result.mean, result.variance)}, all images together have "
-            f"{_moments(result.right_mean, result.right_variance)}. Rounding explains {result.tolerance.value:.1g}."
-        )
-
-
-def _moments(mean: float, variance: float) -> str:
-    return f"{three(mean)} and {three(variance)}"
 
 
 EXPERIMENTS = (
