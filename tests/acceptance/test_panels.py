@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import labkit
 from labkit.acceptance.candidates import IDEAS
@@ -17,10 +15,8 @@ from labkit.audit.panels.acceptance import FLOOR, short
 from labkit.frame import cell_panels
 from labkit.frame.style import Page
 from labkit.labs import Lab
-from tests.frame.driven import drive_anywhere, drive_to_extremes
 
 torch.set_num_threads(1)
-NAMES = ("acceptance", "traces")
 
 
 @pytest.fixture(autouse=True)
@@ -160,14 +156,3 @@ def test_a_difference_of_nothing_stands_on_the_axis() -> None:
 def test_the_sides_have_no_frame() -> None:
     axes = labkit.labs.audit("acceptance").figure.axes[0]
     assert not any(spine.get_visible() for spine in axes.spines.values())
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_extreme_is_drawn(name: str) -> None:
-    drive_to_extremes(labkit.labs.audit(name))
-
-
-@settings(max_examples=12, suppress_health_check=list(HealthCheck), deadline=None)
-@given(st.data(), st.sampled_from(NAMES))
-def test_any_setting_is_drawn(data: st.DataObject, name: str) -> None:
-    drive_anywhere(labkit.labs.audit(name), data)

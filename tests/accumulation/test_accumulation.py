@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from labkit import accumulation, rules
 from labkit.accumulation import ALL, COUNTS, WINDOW, compare, layers, tail, token_weights, weights
 from labkit.corpus import Batch, batch, made, split
-from labkit.declare import parameters
 from labkit.errors import LabError
 from labkit.nets import IGNORE, Scalar, Transformer
-from tests.strategies import forbidden, settings_of
+from tests.strategies import settings_of
 
 torch.set_num_threads(1)
 
@@ -254,15 +253,6 @@ def test_what_is_declared_runs_or_is_answered_with_a_remedy(run: Callable[..., A
         found = run(**{**values, "accumulation_steps": int(str(refused).rpartition("try ")[2])})
     again = found.predicted if run is tail else found.map
     assert again.dim() == 2
-
-
-@pytest.mark.parametrize("run", EXPERIMENTS)
-@given(data=st.data())
-@settings(max_examples=30, deadline=None)
-def test_what_is_not_declared_is_refused(run: Callable[..., Any], data: st.DataObject) -> None:
-    parameter = data.draw(st.sampled_from(list(parameters(run).values())))
-    with pytest.raises(LabError, match="try"):
-        parameter.check(data.draw(forbidden(parameter)))
 
 
 @pytest.mark.parametrize(("microbatches", "message"), [([], "0 microbatches"), (made([[[]]]), "0 valid tokens")])

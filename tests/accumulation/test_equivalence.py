@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from labkit.accumulation.equivalence import Net, _contributions, _examples, by_hand, conditions, empty
 from labkit.corpus import batch, made
-from labkit.declare import parameters
 from labkit.errors import LabError
 from labkit.nets import IGNORE, Scalar, Transformer
-from tests.strategies import forbidden, settings_of
+from tests.strategies import settings_of
 
 torch.set_num_threads(1)
 
@@ -127,12 +126,3 @@ def test_what_is_declared_runs_the_same_twice(run: Callable[..., Any], data: st.
         assert repr(run(**values)) == repr(run(**values))
     except LabError as refused:
         assert run(**{**values, "empty": int(str(refused).rpartition("try ")[2])})
-
-
-@pytest.mark.parametrize("run", [by_hand, conditions, empty])
-@given(data=st.data())
-@settings(max_examples=30, deadline=None)
-def test_what_is_not_declared_is_refused(run: Callable[..., Any], data: st.DataObject) -> None:
-    parameter = data.draw(st.sampled_from(list(parameters(run).values())))
-    with pytest.raises(LabError, match="try"):
-        parameter.check(data.draw(forbidden(parameter)))

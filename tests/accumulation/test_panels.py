@@ -9,18 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import labkit
 from labkit import accumulation, rules
-from labkit.accumulation.panels import EXPERIMENTS, Weights
-from labkit.declare import Range
+from labkit.accumulation.panels import Weights
 from labkit.frame import cell_panels
 from labkit.frame.style import Page
 from labkit.frame.weight_map import FOURFOLD
 from labkit.labs import Lab
-from tests.frame.driven import drive_anywhere, drive_to_extremes
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +83,7 @@ def test_words_fit_on_a_projector(width: int, rule: str) -> None:
     for lab in (layers, weights):
         lab.step()
     words = [text.get_window_extent() for text in layers.experiment.words if text.get_text()]
-    assert len(words) == 6 and all(box.x1 < layers._canvas.figure.bbox.x1 for box in words)
+    assert len(words) == 6 and all(box.x1 < layers.figure.bbox.x1 for box in words)
     axes = layers.experiment.axes
     ticks = [label.get_window_extent() for label in axes.get_xticklabels()]
     assert len(ticks) > 1 and all(one.x1 + 3 < other.x0 for one, other in itertools.pairwise(ticks))
@@ -116,20 +112,6 @@ def test_two_trainings_are_drawn_while_they_run() -> None:
     assert lab.experiment.answer(lab.result) == pytest.approx(float(lab.result.gaps.mean()))
 
 
-QUICK = [kind.name for kind in EXPERIMENTS if kind.name != "trainings"]
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_every_extreme_is_drawn_or_refused_in_one_sentence_whose_remedy_is_true(name: str) -> None:
-    drive_to_extremes(labkit.labs.accumulation(name))
-
-
-@settings(max_examples=25, suppress_health_check=list(HealthCheck))
-@given(st.data(), st.sampled_from(QUICK))
-def test_any_setting_is_drawn_or_refused(data: st.DataObject, name: str) -> None:
-    drive_anywhere(labkit.labs.accumulation(name), data)
-
-
 def test_the_colours_of_the_map_are_centred_at_the_right_weight() -> None:
     assert FOURFOLD(0.0) == 0.5
 
@@ -146,9 +128,3 @@ def test_weights_of_zero_and_nan_are_no_colour() -> None:
 def test_the_source_on_the_page_holds_the_loops() -> None:
     source = Lab([Weights()]).spec["source"]
     assert "def mean_of_means(" in source and "(loss / len(microbatches)).backward()" in source
-
-
-def test_ranges_of_all_experiments_are_declared() -> None:
-    for kind in EXPERIMENTS:
-        declared = labkit.declare.parameters(kind.run)
-        assert declared and all(not isinstance(p.rule, Range) or p.rule.help for p in declared.values())

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from PIL import Image
 from torch import nn
 
@@ -22,12 +20,10 @@ from labkit.audit.bug_hunt import suspects
 from labkit.audit.bug_hunt.hidden import WORDS
 from labkit.audit.panels import EXPERIMENTS
 from labkit.audit.panels.report import Weighed, told, weight
-from labkit.declare import Range
 from labkit.frame import cell_panels
 from labkit.frame.canvas import Canvas
 from labkit.frame.style import DARK, LIGHT, Page
 from labkit.labs import Lab
-from tests.frame.driven import drive_anywhere, drive_to_extremes
 
 torch.set_num_threads(1)
 
@@ -225,23 +221,3 @@ def test_points_are_predicted() -> None:
     lab.predict(9)
     lab.step()
     assert lab.score == 0
-
-
-# Every control.
-
-
-@pytest.mark.parametrize("name", ["loops", "hunt"])
-def test_every_extreme_is_drawn(name: str) -> None:
-    drive_to_extremes(labkit.labs.audit(name))
-
-
-@settings(max_examples=15, suppress_health_check=list(HealthCheck), deadline=None)
-@given(st.data(), st.sampled_from([kind.name for kind in EXPERIMENTS]))
-def test_any_setting_is_drawn(data: st.DataObject, name: str) -> None:
-    drive_anywhere(labkit.labs.audit(name), data)
-
-
-def test_ranges_of_all_experiments_are_declared() -> None:
-    for kind in EXPERIMENTS:
-        declared = labkit.declare.parameters(kind.run)
-        assert declared and all(not isinstance(p.rule, Range) or p.rule.help for p in declared.values())

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from labkit import batch
 from labkit.batch import Plan, cuts, planner, progress, timeline, two_plans, wanted
-from labkit.declare import parameters
 from labkit.errors import LabError
-from tests.strategies import NONSENSE, forbidden, settings_of
+from tests.strategies import NONSENSE, settings_of
 
 EXPERIMENTS = (planner, wanted, two_plans, timeline, progress)
 
@@ -343,15 +342,6 @@ def test_what_is_declared_runs_the_same_twice(run: Callable[..., Any], data: st.
     except LabError as refused:
         assert run(**{**values, "world": tried(refused)}) is not None
         assert run is planner
-
-
-@pytest.mark.parametrize("run", EXPERIMENTS)
-@given(data=st.data())
-@settings(max_examples=30)
-def test_what_is_not_declared_is_refused(run: Callable[..., Any], data: st.DataObject) -> None:
-    parameter = data.draw(st.sampled_from(list(parameters(run).values())))
-    with pytest.raises(LabError, match="try"):
-        parameter.check(data.draw(forbidden(parameter)))
 
 
 def test_a_plan_reads_as_microbatch_replicas_accumulation() -> None:

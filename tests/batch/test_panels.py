@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,10 @@ from hypothesis import strategies as st
 
 import labkit
 from labkit.batch.panels import EXPERIMENTS, PLACES, drawn
-from labkit.declare import Range
 from labkit.frame import cell_panels
 from labkit.frame.style import Page
 from labkit.labs import Lab
-from tests.frame.driven import drive_anywhere, drive_to_extremes
+from tests.frame.driven import drive_anywhere
 
 
 @pytest.fixture(autouse=True)
@@ -225,27 +223,9 @@ def test_the_bars_of_progress_are_valid_tokens() -> None:
 
 # All of them.
 
-NAMES = [kind.name for kind in EXPERIMENTS]
 
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_extreme_is_drawn_or_refused_in_one_sentence_whose_remedy_is_true(name: str) -> None:
-    drive_to_extremes(labkit.labs.batch(name))
-
-
-@settings(max_examples=25, suppress_health_check=list(HealthCheck))
-@given(st.data(), st.sampled_from(NAMES))
-def test_any_setting_is_drawn_or_refused(data: st.DataObject, name: str) -> None:
-    lab = labkit.labs.batch(name)
-    drive_anywhere(lab, data)
-    assert math.isfinite(lab.experiment.answer(lab.result))
-
-
-def test_every_note_says_that_it_is_modelled_and_every_control_has_words() -> None:
-    for kind in EXPERIMENTS:
-        assert kind.note.startswith("Modelled")
-        declared = labkit.declare.parameters(kind.run)
-        assert declared and all(not isinstance(p.rule, Range) or p.rule.help for p in declared.values())
+def test_every_note_says_that_it_is_modelled() -> None:
+    assert all(kind.note.startswith("Modelled") for kind in EXPERIMENTS)
 
 
 def test_the_source_on_the_page_holds_the_formula() -> None:

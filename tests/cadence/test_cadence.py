@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from labkit import cadence
 from labkit.cadence import adam_step_ratio, adam_updates, count, log_spaced, moments
-from labkit.declare import parameters
 from labkit.errors import LabError
-from tests.strategies import NONSENSE, forbidden, settings_of
+from tests.strategies import NONSENSE, settings_of
 
 torch.set_num_threads(1)
 
@@ -221,12 +220,3 @@ def test_what_is_declared_runs_the_same_twice_and_leaves_torchs_seed(
     found = run(**values)
     assert repr(found) == repr(run(**values)) and torch.equal(state, torch.get_rng_state())
     assert all(each.isfinite().all() for each in vars(found).values() if isinstance(each, torch.Tensor))
-
-
-@pytest.mark.parametrize("run", [count, moments])
-@given(data=st.data())
-@settings(max_examples=30)
-def test_what_is_not_declared_is_refused(run: Callable[..., Any], data: st.DataObject) -> None:
-    parameter = data.draw(st.sampled_from(list(parameters(run).values())))
-    with pytest.raises(LabError, match="try"):
-        parameter.check(data.draw(forbidden(parameter)))

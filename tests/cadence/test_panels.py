@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import labkit
 from labkit.cadence import adam_step_ratio
-from labkit.cadence.panels import EXPERIMENTS
 from labkit.cadence.panels.translation import _apart
 from labkit.cadence.panels.updates import _ellipses
 from labkit.frame import cell_panels
 from labkit.frame.style import Page
-from tests.frame.driven import drive_anywhere, drive_to_extremes, ticks
-
-QUICK = [kind.name for kind in EXPERIMENTS if kind.name != "translated"]
+from tests.frame.driven import ticks
 
 
 @pytest.fixture(autouse=True)
 def small_page() -> None:
     cell_panels.page = Page(width=320)
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_every_extreme_is_drawn_or_refused_in_one_sentence_whose_remedy_is_true(name: str) -> None:
-    drive_to_extremes(labkit.labs.cadence(name))
-
-
-@settings(max_examples=15, suppress_health_check=list(HealthCheck))
-@given(st.data(), st.sampled_from(QUICK))
-def test_any_setting_is_drawn_or_refused(data: st.DataObject, name: str) -> None:
-    drive_anywhere(labkit.labs.cadence(name), data)
 
 
 def test_the_figures_of_adams_count() -> None:

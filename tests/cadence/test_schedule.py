@@ -15,9 +15,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 from labkit import rules
 from labkit.cadence.schedule import GROWTH_INTERVAL, evaluations, growths, run_schedule, schedules, warmup_cosine
 from labkit.cadence.stepping import Training
-from labkit.declare import parameters
 from labkit.errors import LabError
-from tests.strategies import forbidden, settings_of
+from tests.strategies import settings_of
 
 torch.set_num_threads(1)
 
@@ -126,12 +125,3 @@ def test_what_is_declared_runs_the_same_twice_or_is_refused(run: Callable[..., A
         assert repr(found) == repr(run(**values)) and found.wrong.min() >= 0 and found.wrong.max() <= 1
     except LabError as refused:
         assert run(**{**values, "warmup": int(str(refused).rpartition("try ")[2])})
-
-
-@pytest.mark.parametrize("run", [schedules])
-@given(data=st.data())
-@settings(max_examples=30)
-def test_what_is_not_declared_is_refused(run: Callable[..., Any], data: st.DataObject) -> None:
-    parameter = data.draw(st.sampled_from(list(parameters(run).values())))
-    with pytest.raises(LabError, match="try"):
-        parameter.check(data.draw(forbidden(parameter)))

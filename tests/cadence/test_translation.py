@@ -7,16 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from labkit.accumulation.training import STUDENT
 from labkit.cadence.schedule import warmup_cosine
 from labkit.cadence.translation import BATCH, OPTIMIZERS, POWER, TRUE, Translated, draw_examples, excess, translated
-from labkit.declare import parameters
-from labkit.errors import LabError
-from tests.strategies import forbidden
 
 torch.set_num_threads(1)
 
@@ -176,11 +171,3 @@ def test_extremes(optimizer: str, factor: int, rate: float) -> None:
     )
     finite: Tensor = found.losses[0].isfinite()
     assert finite.all() and set(POWER) == set(OPTIMIZERS)
-
-
-@given(data=st.data())
-@settings(max_examples=30)
-def test_what_is_not_declared_is_refused(data: st.DataObject) -> None:
-    parameter = data.draw(st.sampled_from(list(parameters(translated).values())))
-    with pytest.raises(LabError, match="try"):
-        parameter.check(data.draw(forbidden(parameter)))

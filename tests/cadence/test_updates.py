@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.cadence.updates import NEEDS, OPTIMIZERS, START, Problem, path, problem, state
-from labkit.declare import parameters
 from labkit.errors import LabError
-from tests.strategies import forbidden, settings_of
+from tests.strategies import settings_of
 
 torch.set_num_threads(1)
 
@@ -247,12 +246,3 @@ def test_what_is_declared_runs_the_same_twice_or_is_refused(run: Callable[..., A
         assert all(each.isfinite().all() for each in vars(found).values() if isinstance(each, torch.Tensor))
     except LabError as refused:
         assert run(**{**values, "optimizer": str(refused).rpartition("try ")[2].strip("'")})
-
-
-@pytest.mark.parametrize("run", [path, state])
-@given(data=st.data())
-@settings(max_examples=30)
-def test_what_is_not_declared_is_refused(run: Callable[..., Any], data: st.DataObject) -> None:
-    parameter = data.draw(st.sampled_from(list(parameters(run).values())))
-    with pytest.raises(LabError, match="try"):
-        parameter.check(data.draw(forbidden(parameter)))

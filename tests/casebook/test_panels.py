@@ -8,17 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import labkit
 from labkit import casebook, workers
 from labkit.casebook import Number, Ran
-from labkit.casebook.panels import EXPERIMENTS, body
+from labkit.casebook.panels import body
 from labkit.frame import cell_panels
 from labkit.frame.style import Page
 from labkit.labs import Lab
-from tests.frame.driven import drive_anywhere, drive_to_extremes
+from tests.frame.driven import draw
 
 torch.set_num_threads(1)
 TITLES = sorted(casebook.titles(), key=lambda title: (title.startswith("B09"), title))
@@ -49,7 +47,7 @@ def shown(lab: Lab) -> Any:
 
 def boxes(lab: Lab) -> dict[str, Any]:
     """The rectangle of every text of the picture that is there."""
-    lab._canvas.draw()
+    lab.figure.canvas.draw()
     one = shown(lab)
     texts = [*one.words.above, one.words.code, *one.words.below, one.asked, *one.values.values()]
     renderer = lab.figure.canvas.get_renderer()  # type: ignore[attr-defined]
@@ -123,10 +121,9 @@ def test_the_figures_of_the_notebook_are_on_the_page() -> None:
 
 def test_while_the_right_loop_runs_the_wrong_one_stands_there() -> None:
     lab = labkit.labs.casebook("case")
-    one, canvas = shown(lab), lab._canvas
+    one = shown(lab)
     half = Ran("B01 mean of means", (Number("gradient", 5.0, math.nan),), (), 0.3)
-    canvas.show()
-    one.draw(canvas, half)
+    draw(lab, half)
     assert one.bars["right"].get_xdata() == [0] and list(one.ends["right"].get_xdata()) == []
     assert one.headline(half) == "Gradient: 5, and the right loop runs" and "Seen:" in one.describe(half)
 
@@ -188,17 +185,3 @@ def test_before_the_answer_no_ratio_is_shown() -> None:
     lab = labkit.labs.casebook("overview")
     many = shown(lab)
     assert not any(each.get_visible() for each in (*many.names, *many.values, many.wrong, many.right, many.one))
-
-
-# Every control.
-
-
-def test_every_extreme_is_drawn() -> None:
-    drive_to_extremes(labkit.labs.casebook("case"))
-    drive_to_extremes(labkit.labs.casebook("overview"))
-
-
-@settings(max_examples=4, suppress_health_check=list(HealthCheck), deadline=None)
-@given(st.data(), st.sampled_from([kind.name for kind in EXPERIMENTS]))
-def test_any_setting_is_drawn(data: st.DataObject, name: str) -> None:
-    drive_anywhere(labkit.labs.casebook(name), data)

@@ -19,11 +19,10 @@ from labkit.accumulation import compare
 from labkit.clipping import clip, orders, refusal, stepped_with, taken_apart
 from labkit.clipping.ordering import ORDERS, Parts, clip_weight
 from labkit.corpus import batch, split
-from labkit.declare import parameters
 from labkit.errors import LabError
 from labkit.fit import flat
 from labkit.nets import Transformer
-from tests.strategies import forbidden, settings_of
+from tests.strategies import settings_of
 
 torch.set_num_threads(1)
 
@@ -304,15 +303,6 @@ def test_any_order_at_any_setting_has_the_weights_predicted(values: dict[str, An
     size = float(found.predicted.max())
     assert (found.weights - found.predicted).abs().max() < 1e-12 * found.condition * size
     assert found.equal or found.rule != "clip-once"
-
-
-@pytest.mark.parametrize("run", [orders, clip])
-@given(data=st.data())
-@settings(max_examples=30)
-def test_what_is_not_declared_is_refused(run: Any, data: st.DataObject) -> None:
-    parameter = data.draw(st.sampled_from(list(parameters(run).values())))
-    with pytest.raises(LabError, match="try"):
-        parameter.check(data.draw(forbidden(parameter)))
 
 
 def test_the_experiments_stand_in_one_module() -> None:

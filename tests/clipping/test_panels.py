@@ -6,17 +6,13 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import labkit
 from labkit.clipping.ordering import ORDERS
-from labkit.clipping.panels import EXPERIMENTS, Orders
-from labkit.declare import Range
+from labkit.clipping.panels import Orders
 from labkit.frame import cell_panels
 from labkit.frame.style import Page
 from labkit.labs import Lab
-from tests.frame.driven import drive, drive_anywhere, drive_to_extremes, extremes
 
 
 @pytest.fixture(autouse=True)
@@ -142,33 +138,6 @@ def test_ranks_that_disagree_drift_and_ranks_that_agree_do_not() -> None:
     assert "no distance" in lab.page["headline"] and list(lab.experiment.right.get_ydata()) == [0] * 20
 
 
-QUICK = [kind.name for kind in EXPERIMENTS if kind.name != "overflow"]
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_every_extreme_is_drawn_or_refused_in_one_sentence_whose_remedy_is_true(name: str) -> None:
-    drive_to_extremes(labkit.labs.clipping(name))
-
-
-def test_every_extreme_of_the_search_is_drawn() -> None:
-    lab = labkit.labs.clipping("overflow")
-    for values in extremes(lab.experiment.run):
-        if values["seed"] == 0 and (values["updates"] == 20 or values["growth_interval"] == 1):  # each takes a while
-            drive(lab, values)
-
-
-@settings(max_examples=15, suppress_health_check=list(HealthCheck))
-@given(st.data(), st.sampled_from(QUICK))
-def test_any_setting_is_drawn_or_refused(data: st.DataObject, name: str) -> None:
-    drive_anywhere(labkit.labs.clipping(name), data)
-
-
 def test_the_source_on_the_page_holds_the_orders() -> None:
     source = Lab([Orders()]).spec["source"]
     assert "def unscale_early(" in source and "scaler.unscale_(optimizer)" in source
-
-
-def test_ranges_of_all_experiments_are_declared() -> None:
-    for kind in EXPERIMENTS:
-        declared = labkit.declare.parameters(kind.run)
-        assert declared and all(not isinstance(p.rule, Range) or p.rule.help for p in declared.values())

@@ -18,11 +18,10 @@ from labkit.clipping import scaling
 from labkit.clipping.overflow_across_ranks import Drift, coupled_step, half_a_step, owners, ranks
 from labkit.clipping.scaling import Overflows, half_loss, next_scale, overflow, underflow
 from labkit.corpus import batch, split
-from labkit.declare import parameters
 from labkit.errors import LabError
 from labkit.fit import flat, gradient
 from labkit.nets import Transformer, next_token_loss, valid_tokens
-from tests.strategies import forbidden, settings_of
+from tests.strategies import settings_of
 
 torch.set_num_threads(1)
 
@@ -281,12 +280,3 @@ def test_what_is_declared_runs_the_same_twice(run: Any, data: st.DataObject) -> 
 
 def test_a_training_runs_the_same_twice() -> None:
     assert repr(last(updates=20, seed=3)) == repr(last(updates=20, seed=3))
-
-
-@pytest.mark.parametrize("run", [underflow, overflow, ranks])
-@given(data=st.data())
-@settings(max_examples=30)
-def test_what_is_not_declared_is_refused(run: Any, data: st.DataObject) -> None:
-    parameter = data.draw(st.sampled_from(list(parameters(run).values())))
-    with pytest.raises(LabError, match="try"):
-        parameter.check(data.draw(forbidden(parameter)))

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -24,13 +24,11 @@ from labkit import data_parallel, rules, workers
 from labkit.corpus import batch
 from labkit.data_parallel import allreduce_time, no_sync, rank_losses, sharding, step_timeline, uneven_ranks
 from labkit.data_parallel.compare import apart, draw_batches, share
-from labkit.declare import checked, parameters
 from labkit.errors import LabError
 from labkit.fit import flat, gradient
 from labkit.nets import IGNORE, Transformer, next_token_loss, valid_tokens
 from labkit.throughput import step_seconds
 from tests.lab_in_browser import ROOT
-from tests.strategies import forbidden
 
 torch.set_num_threads(1)
 
@@ -390,15 +388,6 @@ def test_collectives_of_shards(last_only: bool, gathered: bool, ranks: int, K: i
 def test_impossible_combinations(run: Any, values: dict[str, Any], message: str) -> None:
     with pytest.raises(LabError, match=message.replace("…", ".")):
         run(**values)
-
-
-@settings(max_examples=30)
-@given(st.data(), st.sampled_from(EXPERIMENTS))
-def test_bad_input_is_refused_by_the_declaration(data: st.DataObject, run: Any) -> None:
-    declared = parameters(run)
-    name = data.draw(st.sampled_from(sorted(declared)))
-    with pytest.raises(LabError):
-        checked(declared, {name: data.draw(forbidden(declared[name]))})
 
 
 def test_ranks_leave_the_random_numbers_here_alone() -> None:

@@ -6,17 +6,14 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import labkit
-from labkit.data_parallel import no_sync, uneven_ranks
+from labkit.data_parallel import uneven_ranks
 from labkit.data_parallel.panels import EXPERIMENTS
-from labkit.declare import Range, parameters
 from labkit.frame import cell_panels
 from labkit.frame.style import Page
 from labkit.labs import Lab
-from tests.frame.driven import drive, drive_anywhere, extremes, ticks
+from tests.frame.driven import ticks
 
 NAMES = [kind.name for kind in EXPERIMENTS]
 
@@ -80,7 +77,7 @@ def test_all_reduces_are_bars_and_wrong_gradients_are_striped() -> None:
         assert seen.words[at].get_text().startswith(f"{each.name}: {each.all_reduces}")
         assert fine != ("% off" in seen.words[at].get_text())
     assert "all-reduces of 86 kB" in lab.text and "only backward: 4, the gradient is right" in lab.text
-    assert "def only_backward(" in seen.source() and "def record_bytes(" in seen.source()
+    assert len(result.patterns) == 6 and "def only_backward(" in seen.source() and "def record_bytes(" in seen.source()
 
 
 def test_a_bucket_is_a_bar() -> None:
@@ -180,33 +177,10 @@ def test_shards_are_counted() -> None:
     assert "keeps 512 of 1,024 numbers" in lab.text and "def run_sharded(" in seen.source()
 
 
-def corners(name: str) -> list[dict[str, Any]]:
-    """All low, all high, and the number of ranks against the others: every extreme of every control, every choice."""
-    kind = next(kind for kind in EXPERIMENTS if kind.name == name)
-    every = extremes(kind.run)
-    if name in ("empty_rank", "uneven", "killed"):
-        return sorted((each for each in every if each.get("seed", 0) == 0), key=lambda each: each.get("ranks", 2))
-    low, high = every[0], every[-1]
-    return [low, {**high, "ranks": low["ranks"]}, {**low, "ranks": high["ranks"]}, high]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_extreme_is_drawn_or_refused_in_one_sentence_whose_remedy_is_true(name: str) -> None:
-    lab = labkit.labs.data_parallel(name)
-    for values in corners(name):
-        drive(lab, values)
-
-
 @pytest.mark.parametrize("way", uneven_ranks.WAYS)
 def test_a_last_rank_with_nothing_is_drawn(way: str) -> None:
     lab = stepped("uneven", way=way, accumulation_steps=2, missing=2)
     assert ticks(lab) <= 5 and (lab.page["headline"].endswith("hangs")) == (way != "every microbatch, with join")
-
-
-@settings(max_examples=8, suppress_health_check=list(HealthCheck), deadline=None)
-@given(st.data(), st.sampled_from(["recipes", "collectives", "empty_rank", "overflow", "fsdp"]))
-def test_any_setting_is_drawn_or_refused(data: st.DataObject, name: str) -> None:
-    drive_anywhere(labkit.labs.data_parallel(name), data)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -215,10 +189,3 @@ def test_the_source_on_the_page_holds_what_a_rank_runs(name: str) -> None:
     assert "rank: int" in lab.spec["source"] and lab.page["headline"] == shown(lab).title
     if name == "recipes":
         assert all(f"def {loop}(" in lab.spec["source"] for loop in ("token_mean", "rank_means", "mean_of_means"))
-
-
-def test_ranges_of_all_experiments_are_declared() -> None:
-    for kind in EXPERIMENTS:
-        declared = parameters(kind.run)
-        assert declared and all(not isinstance(p.rule, Range) or p.rule.help for p in declared.values())
-    assert len(no_sync.PATTERNS) == 6

@@ -18,14 +18,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from labkit import memory, rules
 from labkit.corpus import Batch, batch, split
-from labkit.declare import parameters
 from labkit.errors import LabError
 from labkit.fit import distance, flat, gradient
 from labkit.memory import OPTIMIZERS, Sweep, allocated, cut, graphs, kept, parts, peak
 from labkit.memory.graphs import LOOPS, classic, summed_loss
 from labkit.memory.saved_tensors import Kept, Net, Timeline, rounding, size, watch
 from labkit.nets import next_token_loss
-from tests.strategies import forbidden, settings_of
+from tests.strategies import settings_of
 
 torch.set_num_threads(1)
 
@@ -399,15 +398,6 @@ def test_a_microbatch_larger_than_the_batch_is_refused_with_a_remedy() -> None:
         with pytest.raises(LabError, match="microbatch = 9 is more than the 8 sequences there are: try 8"):
             run(microbatch=9)
     assert [len(tokens) for tokens, _ in cut(batch(0, 8), 8)] == [8]
-
-
-@pytest.mark.parametrize("run", [*QUICK, kept])
-@given(data=st.data())
-@settings(max_examples=20, deadline=None)
-def test_what_is_not_declared_is_refused(run: Callable[..., Any], data: st.DataObject) -> None:
-    parameter = data.draw(st.sampled_from(list(parameters(run).values())))
-    with pytest.raises(LabError, match="try"):
-        parameter.check(data.draw(forbidden(parameter)))
 
 
 def test_every_optimizer_is_torchs_own() -> None:

@@ -6,21 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import labkit
-from labkit import memory, rules
-from labkit.declare import Range
+from labkit import rules
 from labkit.frame import cell_panels
 from labkit.frame.style import Page
 from labkit.labs import Lab
 from labkit.memory import Peak, graphs
-from labkit.memory.panels import EXPERIMENTS
 from labkit.memory.panels.graphs import amount, apart
-from tests.frame.driven import drive_anywhere, drive_to_extremes
-
-NAMES = [kind.name for kind in EXPERIMENTS]
+from tests.frame.driven import draw, drawn_while_running
 
 
 @pytest.fixture(autouse=True)
@@ -70,13 +66,13 @@ def test_where_k_matters_the_headline_says_so(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_sweep_is_drawn_while_it_runs() -> None:
-    lab = labkit.labs.memory("kept")
+    lab = labkit.labs.memory("kept", sequences=8)
     shown = lab.experiment
-    for result in memory.kept(sequences=8):
-        shown.draw(lab._canvas, result)
-        assert len(drawn(shown.dots)) == len(result.rows) and shown.headline(result) and shown.describe(result)
-    first = next(memory.kept(sequences=8))
-    shown.draw(lab._canvas, first)
+    results = []
+    for result in drawn_while_running(lab):
+        assert len(drawn(shown.dots)) == len(result.rows)
+        results.append(result)
+    first = draw(lab, results[0])
     assert drawn(shown.line) == [] and shown.headline(first) == "b = 1 keeps 290 kB" and shown.answer(first) == 1
 
 
@@ -164,7 +160,7 @@ def test_with_a_gpu_it_shows_the_allocators_count() -> None:
     lab = labkit.labs.memory("peak")
     shown = lab.experiment
     made = Peak("a GPU", True, ("full batch", "4 microbatches"), (2_000_000, 500_000), (3_000_000.0, 1_500_000.0))
-    shown.draw(lab._canvas, made)
+    draw(lab, made)
     assert drawn(shown.strokes) == [(3, 1), (1.5, 0)] and shown.answer(made) == 50
     assert shown.headline(made) == "4 microbatches: 50 % of the full batch's peak on the GPU"
     assert "Full batch: kept 2 MB, allocated 3 MB" in shown.describe(made)
@@ -172,17 +168,6 @@ def test_with_a_gpu_it_shows_the_allocators_count() -> None:
         "full batch: kept 2 MB, allocated 3 MB",
         "4 microbatches: kept 500 kB, allocated 1.5 MB",
     ]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_extreme_is_drawn_or_refused_in_one_sentence_whose_remedy_is_true(name: str) -> None:
-    drive_to_extremes(labkit.labs.memory(name))
-
-
-@settings(max_examples=12, suppress_health_check=list(HealthCheck))
-@given(st.data(), st.sampled_from(NAMES))
-def test_any_setting_is_drawn_or_refused(data: st.DataObject, name: str) -> None:
-    drive_anywhere(labkit.labs.memory(name), data)
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=4), st.floats(0.1, 20))
@@ -197,9 +182,3 @@ def test_bytes_as_they_are_said() -> None:
     assert [amount(each) for each in (0, 999, 1000, 999_000, 1_000_000, 74_252_040)] == [
         *("0 B", "999 B", "1 kB", "999 kB", "1 MB", "74.3 MB")
     ]
-
-
-def test_ranges_of_all_experiments_are_declared() -> None:
-    for kind in EXPERIMENTS:
-        declared = labkit.declare.parameters(kind.run)
-        assert declared and all(not isinstance(p.rule, Range) or p.rule.help for p in declared.values())

@@ -8,13 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from labkit.cadence.translation import CURVATURE, TRUE
-from labkit.declare import parameters
-from labkit.errors import LabError
 from labkit.noise import batch_size_sweeps
 from labkit.noise.batch_size_sweeps import (
     CHUNK,
@@ -28,7 +24,6 @@ from labkit.noise.batch_size_sweeps import (
     race,
     rates,
 )
-from tests.strategies import forbidden
 
 torch.set_num_threads(1)
 
@@ -235,11 +230,3 @@ def test_the_same_parameters_give_the_same_race() -> None:
     kept: Tensor = last(race, batch=8, optimizer="Adam", noise=1.0, target=2.0, seeds=4, seed=3)
     *_, again = race.__wrapped__(8, "Adam", 1.0, 2.0, 4, 3)  # type: ignore[attr-defined]
     assert torch.equal(kept, again)
-
-
-@given(data=st.data(), run=st.sampled_from([batches, rates]))
-@settings(max_examples=30)
-def test_what_is_not_declared_is_refused(data: st.DataObject, run: Any) -> None:
-    parameter = data.draw(st.sampled_from(list(parameters(run).values())))
-    with pytest.raises(LabError, match="try"):
-        parameter.check(data.draw(forbidden(parameter)))

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from labkit.cadence.translation import CURVATURE, TRUE
-from labkit.declare import parameters
 from labkit.errors import LabError
 from labkit.noise import Estimate, closed, estimate, gradients, interval, norms, squared, voters
 from tests.frame.driven import extremes
-from tests.strategies import forbidden, settings_of
+from tests.strategies import settings_of
 
 torch.set_num_threads(1)
 
@@ -202,11 +201,3 @@ def test_the_same_parameters_give_the_same_result(data: st.DataObject, run: Any)
     for name, value in vars(found).items():
         other = getattr(again, name)
         assert torch.equal(value, other) if isinstance(value, Tensor) else value == other
-
-
-@given(data=st.data(), run=st.sampled_from([voters, norms]))
-@settings(max_examples=30)
-def test_what_is_not_declared_is_refused(data: st.DataObject, run: Any) -> None:
-    parameter = data.draw(st.sampled_from(list(parameters(run).values())))
-    with pytest.raises(LabError, match="try"):
-        parameter.check(data.draw(forbidden(parameter)))

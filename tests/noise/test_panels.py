@@ -6,20 +6,15 @@ import math
 from typing import Any
 
 import pytest
-import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import labkit
-from labkit.declare import Range
 from labkit.frame import cell_panels
 from labkit.frame.style import Page
 from labkit.labs import Lab
 from labkit.noise.panels import EXPERIMENTS, between
-from tests.frame.driven import drive, drive_anywhere, drive_to_extremes, extremes, ticks
+from tests.frame.driven import drawn_while_running, ticks
 
 LONG: dict[str, Any] = {"noise": 1.0, "target": 2.0, "largest": 128, "seeds": 4}
-QUICK = ("voters", "norms", "warmup", "decay")
 
 
 @pytest.fixture(autouse=True)
@@ -126,11 +121,8 @@ def test_the_linear_rule_is_crossed_where_it_fails() -> None:
 @pytest.mark.parametrize("name", ["batches", "rates"])
 def test_a_race_that_is_under_way_says_how_far_it_is_and_can_be_drawn(name: str) -> None:
     lab = labkit.labs.noise(name, **LONG, seed=17)
-    experiment, canvas = shown(lab), lab._canvas
-    seen = set()
-    for result in experiment.run(**lab.values):
-        experiment.draw(canvas, result)
-        assert ticks(lab) <= 5 and experiment.headline(result) and experiment.describe(result)
+    experiment, seen = shown(lab), set()
+    for result in drawn_while_running(lab):
         seen.add(result.measured)
         if result.progress < 1:
             assert experiment.headline(result) == f"{result.measured} of 8 batch sizes"
@@ -176,38 +168,6 @@ def test_decay_in_a_larger_batch() -> None:
     assert [bar.get_xdata()[1] for bar in seen.bars] == pytest.approx((100 * result.left).tolist())
 
 
-@pytest.mark.parametrize("name", QUICK)
-def test_every_extreme_is_drawn_or_refused_in_one_sentence_whose_remedy_is_true(name: str) -> None:
-    drive_to_extremes(labkit.labs.noise(name))
-
-
-@pytest.mark.parametrize("name", ["batches", "rates"])
-def test_every_extreme_of_the_races_is_drawn(name: str) -> None:
-    lab = labkit.labs.noise(name)
-    for values in extremes(shown(lab).run):
-        if values["seed"] == 0 and values["seeds"] == 4:  # each takes a while
-            drive(lab, values)
-            assert torch.tensor(lab.result.fit).min() > 0 if name == "batches" else lab.result.linear_holds
-
-
-@settings(max_examples=15, suppress_health_check=list(HealthCheck))
-@given(st.data(), st.sampled_from(QUICK))
-def test_any_setting_is_drawn_or_refused(data: st.DataObject, name: str) -> None:
-    drive_anywhere(labkit.labs.noise(name), data)
-
-
-@settings(max_examples=4, suppress_health_check=list(HealthCheck), deadline=None)
-@given(st.data(), st.sampled_from(["batches", "rates"]))
-def test_any_race_is_drawn(data: st.DataObject, name: str) -> None:
-    drive_anywhere(labkit.labs.noise(name, seeds=4), data)
-
-
 def test_the_source_on_the_page_holds_the_race() -> None:
     source = Lab([kind() for kind in EXPERIMENTS if kind.name == "rates"]).spec["source"]
     assert "def adam(" in source and "away = away - RATES[:, None] * direction(" in source and "def rates(" in source
-
-
-def test_ranges_of_all_experiments_are_declared() -> None:
-    for kind in EXPERIMENTS:
-        declared = labkit.declare.parameters(kind.run)
-        assert declared and all(not isinstance(p.rule, Range) or p.rule.help for p in declared.values())

@@ -7,15 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
-from labkit.declare import parameters
-from labkit.errors import LabError
 from labkit.noise.warmup import STEPS, decay, left_over, warmup
 from tests.frame.driven import extremes
-from tests.strategies import forbidden
 
 torch.set_num_threads(1)
 
@@ -119,11 +114,3 @@ def test_extremes(run: Any) -> None:
         if run is decay:
             assert found.off <= found.tolerance.value and (found.left > 0).all()
     assert torch.equal(state, torch.get_rng_state())
-
-
-@given(data=st.data(), run=st.sampled_from([warmup, decay]))
-@settings(max_examples=30)
-def test_what_is_not_declared_is_refused(data: st.DataObject, run: Any) -> None:
-    parameter = data.draw(st.sampled_from(list(parameters(run).values())))
-    with pytest.raises(LabError, match="try"):
-        parameter.check(data.draw(forbidden(parameter)))

@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from labkit import rules
-from labkit.declare import parameters
 from labkit.errors import LabError
 from labkit.fit import flat
 from labkit.images import ConvNet, draw, grouped, split
 from labkit.normalization import remedies, statistics
 from labkit.normalization.sync_batchnorm import accumulated, run
 from tests.normalization.test_sync_batchnorm import by_torch
-from tests.strategies import forbidden, settings_of
+from tests.strategies import settings_of
 from tests.test_images import library
 
 torch.set_num_threads(1)
@@ -196,12 +195,3 @@ def test_what_is_declared_runs_the_same_twice(experiment: Callable[..., Any], da
     except LabError as refused:
         assert experiment(**{**values, "accumulation_steps": int(str(refused).rpartition("try ")[2])})
     assert torch.get_rng_state().equal(before)
-
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-@given(data=st.data())
-@settings(max_examples=30, deadline=None)
-def test_what_is_not_declared_is_refused(experiment: Callable[..., Any], data: st.DataObject) -> None:
-    parameter = data.draw(st.sampled_from(list(parameters(experiment).values())))
-    with pytest.raises(LabError, match="try"):
-        parameter.check(data.draw(forbidden(parameter)))

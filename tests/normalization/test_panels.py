@@ -6,34 +6,16 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import labkit
 from labkit.frame import cell_panels
 from labkit.frame.style import Page
 from labkit.normalization import effective_momentum
-from labkit.normalization.panels import EXPERIMENTS
-from tests.frame.driven import drive_anywhere, drive_to_extremes
-
-NAMES = [kind.name for kind in EXPERIMENTS]
-QUICK = [name for name in NAMES if name != "targets"]
 
 
 @pytest.fixture(autouse=True)
 def small_page() -> None:
     cell_panels.page = Page(width=320)
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_every_extreme_is_drawn_or_refused_in_one_sentence_whose_remedy_is_true(name: str) -> None:
-    drive_to_extremes(labkit.labs.normalization(name))
-
-
-@settings(max_examples=25, suppress_health_check=list(HealthCheck))
-@given(st.data(), st.sampled_from(QUICK))
-def test_any_setting_is_drawn_or_refused(data: st.DataObject, name: str) -> None:
-    drive_anywhere(labkit.labs.normalization(name), data)
 
 
 @pytest.mark.parametrize("norm", ["batch", "group", "layer", "frozen"])

@@ -9,20 +9,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from labkit import rules
 from labkit.corpus import made as targets_of
 from labkit.corpus import window
-from labkit.declare import parameters
 from labkit.errors import LabError
 from labkit.fit import flat, gradient
 from labkit.images import ConvNet, draw, split
 from labkit.normalization.random_streams import UNITS, Net, augment, augmentation, draw_stream, dropout
 from labkit.normalization.randomness import SOURCES, Targets, randomness, redraw, targets
 from labkit.normalization.sync_batchnorm import accumulated, one_batch
-from tests.strategies import forbidden, settings_of
+from tests.strategies import settings_of
 
 torch.set_num_threads(1)
 
@@ -245,12 +243,3 @@ def test_declared_targets_begin_the_same_twice(values: dict[str, Any]) -> None:
     first, second = (next(targets(**values)) for _ in range(2))
     assert repr(first) == repr(second) and first.done == 1 and first.draws[-1] == values.get("draws", 128)
     assert first.draws.unique().tolist() == first.draws.tolist()
-
-
-@pytest.mark.parametrize("experiment", [randomness, targets])
-@given(data=st.data())
-@settings(max_examples=30, deadline=None)
-def test_what_is_not_declared_is_refused(experiment: Any, data: st.DataObject) -> None:
-    parameter = data.draw(st.sampled_from(list(parameters(experiment).values())))
-    with pytest.raises(LabError, match="try"):
-        parameter.check(data.draw(forbidden(parameter)))

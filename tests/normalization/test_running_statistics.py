@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pad_sequence
 
-from labkit.declare import parameters
 from labkit.errors import LabError
 from labkit.images import draw
 from labkit.normalization.running_statistics import (
@@ -24,7 +23,7 @@ from labkit.normalization.running_statistics import (
     running,
     variances,
 )
-from tests.strategies import forbidden, settings_of
+from tests.strategies import settings_of
 
 torch.set_num_threads(1)
 
@@ -195,12 +194,3 @@ def test_what_is_declared_runs_the_same_twice(experiment: Callable[..., Any], da
     except LabError as refused:
         assert experiment(**{**values, "accumulation_steps": int(str(refused).rpartition("try ")[2])})
     assert torch.get_rng_state().equal(before)
-
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-@given(data=st.data())
-@settings(max_examples=30, deadline=None)
-def test_what_is_not_declared_is_refused(experiment: Callable[..., Any], data: st.DataObject) -> None:
-    parameter = data.draw(st.sampled_from(list(parameters(experiment).values())))
-    with pytest.raises(LabError, match="try"):
-        parameter.check(data.draw(forbidden(parameter)))

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from labkit.declare import parameters
 from labkit.errors import LabError
 from labkit.fit import flat, gradient
 from labkit.images import ConvNet, draw, grouped, split
@@ -27,7 +26,7 @@ from labkit.normalization.sync_batchnorm import (
     ranks,
     run,
 )
-from tests.strategies import forbidden, settings_of
+from tests.strategies import settings_of
 from tests.test_images import library
 
 torch.set_num_threads(1)
@@ -184,11 +183,3 @@ def test_the_sentence_of_a_refusal() -> None:
         ranks(images=8, ranks=4, first_share=0.9)
     with pytest.raises(LabError, match=r"gives it 0 of 8 images, .*: try 0.1250"):
         ranks(images=8, first_share=0.05)
-
-
-@given(data=st.data())
-@settings(max_examples=30, deadline=None)
-def test_what_is_not_declared_is_refused(data: st.DataObject) -> None:
-    parameter = data.draw(st.sampled_from(list(parameters(ranks).values())))
-    with pytest.raises(LabError, match="try"):
-        parameter.check(data.draw(forbidden(parameter)))

@@ -16,13 +16,12 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from labkit import corpus
-from labkit.declare import parameters
 from labkit.errors import LabError
 from labkit.fit import distance, flat
 from labkit.nets import IGNORE, Transformer, sequence_gradients, valid_tokens
 from labkit.packing import mixing
 from labkit.packing.mixing import DIVISORS, ORDERS, PAIRS, _ordered, domain, epoch, mixture, order
-from tests.strategies import forbidden, settings_of
+from tests.strategies import settings_of
 
 torch.set_num_threads(1)
 
@@ -211,12 +210,3 @@ def test_both_start_together_and_there_is_a_value_for_each_step(values: dict[str
 def test_what_is_declared_runs_the_same_twice(run: Callable[..., Any], data: st.DataObject) -> None:
     values, state = data.draw(settings_of(run)), torch.get_rng_state()
     assert repr(vars(run(**values))) == repr(vars(run(**values))) and torch.equal(torch.get_rng_state(), state)
-
-
-@pytest.mark.parametrize("run", [mixture, order])
-@given(data=st.data())
-@settings(max_examples=20)
-def test_what_is_not_declared_is_refused(run: Callable[..., Any], data: st.DataObject) -> None:
-    parameter = data.draw(st.sampled_from(list(parameters(run).values())))
-    with pytest.raises(LabError, match="try"):
-        parameter.check(data.draw(forbidden(parameter)))

@@ -15,11 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit import corpus
-from labkit.declare import parameters
-from labkit.errors import LabError
 from labkit.packing import HEURISTICS, boundary, leak, packed, positions, read, rows, waste
 from labkit.packing.rows import Reader, one_by_one, texts
-from tests.strategies import forbidden, settings_of
+from tests.strategies import settings_of
 
 torch.set_num_threads(1)
 
@@ -267,12 +265,3 @@ def test_rotary_under_a_plain_mask_is_off_too() -> None:
 def test_what_is_declared_runs_the_same_twice(run: Callable[..., Any], data: st.DataObject) -> None:
     values, state = data.draw(settings_of(run)), torch.get_rng_state()
     assert repr(vars(run(**values))) == repr(vars(run(**values))) and torch.equal(torch.get_rng_state(), state)
-
-
-@pytest.mark.parametrize("run", [waste, leak, boundary, positions])
-@given(data=st.data())
-@settings(max_examples=20)
-def test_what_is_not_declared_is_refused(run: Callable[..., Any], data: st.DataObject) -> None:
-    parameter = data.draw(st.sampled_from(list(parameters(run).values())))
-    with pytest.raises(LabError, match="try"):
-        parameter.check(data.draw(forbidden(parameter)))

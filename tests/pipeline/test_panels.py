@@ -6,24 +6,13 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import labkit
-from labkit.declare import Range
 from labkit.frame import cell_panels
 from labkit.frame.style import Page
 from labkit.labs import Lab
 from labkit.pipeline.panels import EXPERIMENTS
-from tests.frame.driven import drive, drive_anywhere, extremes, ticks
-
-RARE = {  # slow ends, each driven once
-    "ways": {"microbatches": 8, "ranks": 4},
-    "timeline": {"forward": 40},
-    "bubble": {"forward": 20, "ranks": 4},
-    "cut": {"batch": 512, "ranks": 4},
-}
-QUICK = ("losses", "indivisible", "timeline")
+from tests.frame.driven import drawn_while_running
 
 
 @pytest.fixture(autouse=True)
@@ -158,40 +147,14 @@ def test_a_sweep_that_is_under_way_says_how_far_it_is_and_can_be_drawn(name: str
     small: dict[str, Any] = {"bubble": {"largest": 4, "forward": 2.0}, "cut": {"batch": 64, "width": 64}}[name]
     lab = labkit.labs.pipeline(name, **small)
     experiment = shown(lab)
-    for result in experiment.run(**lab.values):
-        experiment.draw(lab._canvas, result)
-        assert ticks(lab) <= 5 and experiment.headline(result) and experiment.describe(result)
+    for result in drawn_while_running(lab):
         if result.progress < 1:
             assert experiment.describe(result) == "The steps are under way."
             assert "numbers of microbatches" in experiment.headline(result)
 
 
-@pytest.mark.parametrize("name", [kind.name for kind in EXPERIMENTS])
-def test_the_extremes_are_drawn_or_refused_in_one_sentence_whose_remedy_is_true(name: str) -> None:
-    lab, rare = labkit.labs.pipeline(name), dict(RARE.get(name, {}))
-    corners = [corner for corner in extremes(shown(lab).run) if corner.get("seed", 0) == 0]
-    for corner in sorted(corners, key=lambda corner: int(corner["ranks"])):
-        slow = {control for control, most in RARE.get(name, {}).items() if corner[control] == most}
-        if slow <= rare.keys():
-            rare = {control: most for control, most in rare.items() if control not in slow}
-            drive(lab, corner)
-    assert not rare
-
-
-@settings(max_examples=6, suppress_health_check=list(HealthCheck))
-@given(st.data(), st.sampled_from(QUICK))
-def test_any_setting_is_drawn_or_refused(data: st.DataObject, name: str) -> None:
-    drive_anywhere(labkit.labs.pipeline(name, **({"forward": 2.0} if name == "timeline" else {})), data)
-
-
 def test_the_source_on_the_page_holds_what_the_ranks_run() -> None:
+    assert [kind.name for kind in EXPERIMENTS] == ["losses", "ways", "indivisible", "timeline", "bubble", "cut"]
     for name, words in (("losses", "pipelining.ScheduleGPipe"), ("timeline", "class Sleep"), ("cut", "dist.send")):
         source = Lab([kind() for kind in EXPERIMENTS if kind.name == name]).spec["source"]
         assert words in source and f"def {shown(labkit.labs.pipeline(name)).run.__name__}(" in source
-
-
-def test_ranges_of_all_experiments_are_declared() -> None:
-    assert [kind.name for kind in EXPERIMENTS] == ["losses", "ways", "indivisible", "timeline", "bubble", "cut"]
-    for kind in EXPERIMENTS:
-        declared = labkit.declare.parameters(kind.run)
-        assert declared and all(not isinstance(p.rule, Range) or p.rule.help for p in declared.values())

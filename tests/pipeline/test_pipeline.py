@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit import LabError, pipeline
-from labkit.declare import checked, parameters
 from labkit.nets import IGNORE
 from labkit.pipeline.stages import (
     COUNTS,
@@ -36,7 +35,6 @@ from labkit.pipeline.stages import (
 )
 from labkit.pipeline.step import run_pipeline, sums
 from tests.lab_in_browser import ROOT
-from tests.strategies import forbidden
 
 torch.set_num_threads(1)
 
@@ -188,15 +186,6 @@ def test_padding_adds_ignored_rows_and_nothing_else() -> None:
     assert torch.equal(more[:3], tokens) and torch.equal(aims[:3], targets)
     assert (aims[3:] == IGNORE).all() and more.shape == aims.shape == (5, 12)
     assert all(torch.equal(a, b) for a, b in zip(pad(tokens, targets, 3), (tokens, targets), strict=True))
-
-
-@settings(max_examples=20, suppress_health_check=list(HealthCheck))
-@given(st.data(), st.sampled_from(["losses", "ways", "indivisible", "timeline", "bubbles", "cut"]))
-def test_what_is_not_declared_is_refused(data: st.DataObject, name: str) -> None:
-    declared = parameters(getattr(pipeline, name))
-    parameter = data.draw(st.sampled_from(sorted(declared)))
-    with pytest.raises(LabError, match="try"):
-        checked(declared, {parameter: data.draw(forbidden(declared[parameter]))})
 
 
 # The same functions under torchrun.

@@ -9,12 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import labkit
-from labkit.declare import Range, parameters
 from labkit.frame import cell_panels
 from labkit.frame.style import Page
 from labkit.labs import Lab
-from labkit.roofline.panels import EXPERIMENTS, Ceiling
-from tests.frame.driven import drive_to_extremes
+from labkit.roofline.panels import Ceiling
 from tests.strategies import settings_of
 
 
@@ -48,24 +46,6 @@ def test_it_says_what_it_is_not() -> None:
 def test_the_source_on_the_page_is_the_function_that_runs() -> None:
     source = labkit.labs.roofline("ceiling").spec["source"]
     assert "def attainable(" in source and "return min(" in source and "def ceiling(" in source
-
-
-QUICK = ("ceiling", "counting", "sparse")
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_every_extreme_is_drawn_or_refused_in_one_sentence_whose_remedy_is_true(name: str) -> None:
-    drive_to_extremes(labkit.labs.roofline(name))
-
-
-@pytest.mark.parametrize("name", [kind.name for kind in EXPERIMENTS if kind.name not in QUICK])
-def test_long_experiments_run_at_their_smallest_and_can_be_predicted(name: str) -> None:
-    lab = labkit.labs.roofline(name)
-    lab.set(**{n: p.rule.low for n, p in parameters(lab.experiment.run).items() if isinstance(p.rule, Range)})
-    lab.predict(2)
-    lab.step()
-    assert lab.result.progress == 1 and lab.score is not None
-    assert lab.text and lab.page["headline"] and lab.page["tables"]
 
 
 def test_a_remedy_of_the_sparse_trap_is_true() -> None:

@@ -15,10 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit import device, roofline
-from labkit.declare import parameters
 from labkit.device import Machine, Spread
 from labkit.errors import LabError
-from tests.strategies import allowed, forbidden
 
 POSITIVE = st.floats(1e-6, 1e6)
 BAD = st.one_of(
@@ -68,24 +66,6 @@ def test_the_remedy_of_the_message_is_true() -> None:
     with pytest.raises(LabError, match="try 1"):
         roofline.attainable(-2, 80)
     assert roofline.attainable(1, 80) == 80
-
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-@given(data=st.data())
-def test_parameters_admit_their_range_and_refuse_the_rest(experiment: Callable[..., Any], data: st.DataObject) -> None:
-    declared = parameters(experiment)
-    parameter = declared[data.draw(st.sampled_from(list(declared)))]
-    value = data.draw(allowed(parameter))
-    assert parameter.check(value) == value
-    with pytest.raises(LabError, match=parameter.label):
-        parameter.check(data.draw(forbidden(parameter)))
-
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_parameter_explains_itself(experiment: Callable[..., Any]) -> None:
-    for parameter in parameters(experiment).values():
-        assert parameter.rule.help
-        parameter.check(parameter.default)
 
 
 @pytest.mark.parametrize(

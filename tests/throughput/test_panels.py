@@ -6,12 +6,11 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import labkit
 from labkit import throughput
-from labkit.declare import Range
 from labkit.device import Spread
 from labkit.frame import cell_panels
 from labkit.frame.style import Page
@@ -19,7 +18,7 @@ from labkit.frame.ticks import linear
 from labkit.labs import Lab
 from labkit.throughput import compared, loader
 from labkit.throughput.panels import EXPERIMENTS
-from tests.frame.driven import drive, drive_anywhere, drive_to_extremes, extremes, ticks
+from tests.frame.driven import drawn_while_running, ticks
 from tests.virtual import Clock, set_clock
 
 A, C, STEP = 2.0**-10, 2.0**-13, 2.0**-11
@@ -188,35 +187,12 @@ def test_a_run_that_is_under_way_says_so_and_can_be_drawn(clock: Clock, name: st
     lab = labkit.labs.throughput(name)
     experiment = shown(lab)
     last = 0.0
-    for result in experiment.run(**lab.values):
-        experiment.draw(lab._canvas, result)
-        assert ticks(lab) <= 5 and experiment.headline(result) and experiment.tables(result)
+    for result in drawn_while_running(lab):
         assert last < result.progress <= 1
         last = result.progress
         under_way = any(words in experiment.describe(result) for words in ("being timed", "under way"))
         assert under_way == (result.progress < 1)
     assert last == 1 and math.isfinite(experiment.answer(result))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_extreme_is_drawn_or_refused_in_one_sentence_whose_remedy_is_true(clock: Clock, name: str) -> None:
-    clock.factor = 1 / 64  # a loader really sleeps
-    drive_to_extremes(labkit.labs.throughput(name))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_extreme_of_this_machine_is_drawn(name: str) -> None:
-    lab = labkit.labs.throughput(name)
-    for values in (extremes(shown(lab).run)[0], extremes(shown(lab).run)[-1]):
-        drive(lab, values)
-
-
-@settings(max_examples=12, suppress_health_check=list(HealthCheck), deadline=None)
-@given(st.data(), st.sampled_from(NAMES))
-def test_any_setting_is_drawn_or_refused(data: st.DataObject, name: str) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        set_clock(patch, A / 64, C / 64, STEP / 64)
-        drive_anywhere(labkit.labs.throughput(name), data)
 
 
 @given(st.floats(-10, 100), st.floats(0.01, 50))
@@ -226,6 +202,7 @@ def test_round_ticks_are_few_and_inside(low: float, width: float) -> None:
 
 
 def test_the_source_on_the_page_holds_the_step_and_the_decision() -> None:
+    assert [kind.name for kind in EXPERIMENTS] == list(NAMES)
     for name, parts in {
         "sweep": ("def step(", "optimizer.zero_grad()", "def fitted(", "def sweep("),
         "decision": ("def decide(", "def arrangements(", "def decision("),
@@ -233,10 +210,3 @@ def test_the_source_on_the_page_holds_the_step_and_the_decision() -> None:
     }.items():
         source = Lab([kind() for kind in EXPERIMENTS if kind.name == name]).spec["source"]
         assert all(part in source for part in parts)
-
-
-def test_ranges_of_all_experiments_are_declared() -> None:
-    assert [kind.name for kind in EXPERIMENTS] == list(NAMES)
-    for kind in EXPERIMENTS:
-        declared = labkit.declare.parameters(kind.run)
-        assert declared and all(not isinstance(p.rule, Range) or p.rule.help for p in declared.values())
