@@ -82,7 +82,7 @@ def run_audit(rank: int, world: int, *, build: str, windows: int) -> Report:
     local = _local(getattr(module, build.partition(":")[2]), parts[rank], module.loss_sum, windows)
     contributions = _exchanged(_contribution(local))
     evidence = _everywhere(local, contributions, [each for part in parts for each in part])
-    layout = rank_losses.ranked([[int(n) for n in each.counts] for each in contributions], rank)
+    layout = rank_losses.layout([[int(n) for n in each.counts] for each in contributions], rank)
     judgement = _judge(evidence, layout)
     finite = bool(judgement.gradient.isfinite().all())
     gradients = _exchanged(judgement.gradient if finite else torch.zeros_like(judgement.gradient))
@@ -144,13 +144,13 @@ def _averaged(window: Window, passes: list[Tensor]) -> Window:
     return replace(window, passes=[replace(each, gradient=g) for each, g in zip(window.passes, mean, strict=True)])
 
 
-def _judge(evidence: Evidence, layout: rank_losses.Ranked) -> Judgement:
+def _judge(evidence: Evidence, layout: rank_losses.Layout) -> Judgement:
     """The judgement of the first window whose gradient is faulty, else of the first."""
     judgements = [_window(evidence, at, layout) for at in range(len(evidence.windows))]
     return next((each for each in judgements if each.faults), judgements[0])
 
 
-def _window(evidence: Evidence, at: int, layout: rank_losses.Ranked) -> Judgement:
+def _window(evidence: Evidence, at: int, layout: rank_losses.Layout) -> Judgement:
     window, references = evidence.windows[at], evidence.references[at]
     target = references.gradients.sum(0) / references.counts.sum()
     gradient, clip_faults = judged_gradient(evidence, window)
@@ -164,7 +164,7 @@ def _window(evidence: Evidence, at: int, layout: rank_losses.Ranked) -> Judgemen
     return judgement
 
 
-def _name_fault(evidence: Evidence, judgement: Judgement, references: References, layout: rank_losses.Ranked) -> Fault:
+def _name_fault(evidence: Evidence, judgement: Judgement, references: References, layout: rank_losses.Layout) -> Fault:
     """The rule that gives the gradient."""
     rules = _predictions(evidence, references, layout)
     fitting = [each for each in rules if near(judgement.gradient, each.gradient, evidence.tolerance)]
@@ -177,7 +177,7 @@ def _name_fault(evidence: Evidence, judgement: Judgement, references: References
     return Fault(fitting[0].word, f"{factors} {fitting[0].detail}".strip(), lookalikes)
 
 
-def _predictions(evidence: Evidence, references: References, layout: rank_losses.Ranked) -> Iterator[Prediction]:
+def _predictions(evidence: Evidence, references: References, layout: rank_losses.Layout) -> Iterator[Prediction]:
     """Every rule and the gradient that it predicts; of those that predict the same the first one counts."""
     N, rows = float(references.counts.sum()), references.gradients
     for word in ("missing-world-factor", "rank-means", "extra-world-factor", "mean-of-means"):
@@ -193,7 +193,7 @@ def _extra(word: str) -> str:
     return "Every rank's mean was multiplied by the number of ranks." if word == "extra-world-factor" else ""
 
 
-def _factors(judgement: Judgement, references: References, layout: rank_losses.Ranked) -> str:
+def _factors(judgement: Judgement, references: References, layout: rank_losses.Layout) -> str:
     """The weight of every rank, or of its microbatches where they differ."""
     weights = judgement.weights.values * references.counts.sum()
     parts = []
@@ -207,7 +207,7 @@ def _factors(judgement: Judgement, references: References, layout: rank_losses.R
 
 
 def _faults(
-    local: Evidence, judgement: Judgement, skipped: list[int], distance: float, layout: rank_losses.Ranked
+    local: Evidence, judgement: Judgement, skipped: list[int], distance: float, layout: rank_losses.Layout
 ) -> tuple[Fault, ...]:
     """All faults, the weightiest first."""
     faults = [*judgement.faults, *cadence_faults(local), *layer_faults(local)]
@@ -224,7 +224,7 @@ def _faults(
 NAMES = ("unknown", "rank-means", "missing-world-factor", "extra-world-factor", "mean-of-means", "double-division")
 
 
-def _missing(judgement: Judgement, layout: rank_losses.Ranked) -> str:
+def _missing(judgement: Judgement, layout: rank_losses.Layout) -> str:
     """How many of the other ranks' microbatches are missing in this rank's gradient."""
     values = judgement.weights.values.nan_to_num().abs()
     others = torch.tensor([each != layout.seen_from for each in layout.owner])

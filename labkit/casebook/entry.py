@@ -64,8 +64,8 @@ def call(loop: Loop) -> Any:
 class Case:
     """A fault that was shipped: what was seen, the loop that did it, the right one, and what both are run on.
 
-    >>> found = find("B01")
-    >>> found.run(), found.links[0]
+    >>> mean_of_means = find("B01")
+    >>> mean_of_means.run(), mean_of_means.links[0]
     ((5.0, 3.5), 'https://github.com/huggingface/transformers/issues/34191')
 
     `measure(loop)` runs a loop and returns a number, or several by name, the one that is compared first. `step(loop)`

@@ -119,7 +119,7 @@ class Case(Experiment[Ran]):
         self.bars = {role: canvas.bar(self.axes, role, linewidth=6) for role in ("wrong", "right")}
         self.ends = {role: canvas.line(self.axes, role, linestyle="none", markersize=11) for role in ("wrong", "right")}
         self.values = {role: canvas.text(self.axes, va="center") for role in ("wrong", "right")}
-        self.asked = canvas.text(self.axes, transform=self.axes.transAxes, fontweight="bold", va="bottom")
+        self.subject = canvas.text(self.axes, transform=self.axes.transAxes, fontweight="bold", va="bottom")
         canvas.frame(self.axes, x=(0, 1))
         canvas.ticks(self.axes, x=[0])
 
@@ -128,7 +128,7 @@ class Case(Experiment[Ran]):
         room = 1 - self.axes.get_position().y1 - 2 * canvas.page.font / canvas.height
         self.words.put(canvas, (f"Seen: {case.symptom}", f"Given: {case.given}"), body(case.wrong), also, room)
         unit = f" ({case.unit})" if case.unit else ""
-        self.asked.set(text=f"{case.number}{unit}", position=(0, 1.02), visible=True)
+        self.subject.set(text=f"{case.number}{unit}", position=(0, 1.02), visible=True)
 
     def tease(self, canvas: Canvas, values: Mapping[str, Any]) -> None:
         canvas.frame(self.axes, x=(0, 1))
@@ -151,43 +151,43 @@ class Case(Experiment[Ran]):
             there = [value] if math.isfinite(value) else []
             self.bars[role].set_data([0, *there], [row] * (1 + len(there)))
             self.ends[role].set_data(there, [row] * len(there))
-            said = f"{role} {show(value)}" if there else ""
-            self.values[role].set(text=said, position=(max(value, 0.0) + 0.06 * span if there else 0, row))
+            label = f"{role} {show(value)}" if there else ""
+            self.values[role].set(text=label, position=(max(value, 0.0) + 0.06 * span if there else 0, row))
 
     def answer(self, result: Ran) -> float:
         return result.compared.wrong
 
     def headline(self, result: Ran) -> str:
         number = result.compared
-        said = f"{number.name[0].upper()}{number.name[1:]}: {show(number.wrong)}"
+        lead = f"{number.name[0].upper()}{number.name[1:]}: {show(number.wrong)}"
         if math.isnan(number.right):
-            return f"{said}, and the right loop runs"
-        return f"{said} in place of {show(number.right)}"
+            return f"{lead}, and the right loop runs"
+        return f"{lead} in place of {show(number.right)}"
 
     def describe(self, result: Ran) -> str:
         case, number = casebook.find(result.case), result.compared
         if math.isnan(number.right):
             return f"{case.title}. Seen: {case.symptom}"
-        off = f"{three(number.ratio)} times the right number, {three(100 * number.relative_error)} % off."
+        error = f"{three(number.ratio)} times the right number, {three(100 * number.relative_error)} % off."
         audit = f" The audit says {result.verdicts[0]}." if result.verdicts else ""
-        told = f"The fault: {case.fault} How to recognise it: {case.recognise}{audit}"
+        fault = f"The fault: {case.fault} How to recognise it: {case.recognise}{audit}"
         first = says(case, result.numbers[:1])[:-1]
-        return f"{case.title}. {first[0].upper()}{first[1:]}: {off} {told} Found in {case.source}."
+        return f"{case.title}. {first[0].upper()}{first[1:]}: {error} {fault} Found in {case.source}."
 
     def tables(self, result: Ran) -> list[dict[str, Any]]:
         case = casebook.find(result.case)
         rows = [[each.name, show(each.wrong), show(each.right), three(each.ratio)] for each in result.numbers]
-        told = [
+        story = [
             *(("seen", case.symptom), ("the fault", case.fault), ("how to recognise it", case.recognise)),
             *(("run on", case.given), ("versions", case.versions or "not given")),
             *(("thread", link) for link in case.links),
         ]
         verdicts = [[which, word] for which, word in zip(("wrong", "right"), result.verdicts, strict=False)]
-        found = [
+        tables = [
             {"columns": ["", "wrong", "right", "wrong / right"], "rows": rows},
-            {"columns": ["", case.title], "rows": [list(row) for row in told]},
+            {"columns": ["", case.title], "rows": [list(row) for row in story]},
         ]
-        return found + ([{"columns": ["loop", "the audit says"], "rows": verdicts}] if verdicts else [])
+        return tables + ([{"columns": ["loop", "the audit says"], "rows": verdicts}] if verdicts else [])
 
 
 class Overview(Experiment[casebook.Overview]):
@@ -252,8 +252,8 @@ class Overview(Experiment[casebook.Overview]):
 
     def describe(self, result: casebook.Overview) -> str:
         order = sorted(range(len(result.ratios)), key=lambda at: result.ratios[at])
-        said = ", ".join(f"{result.titles[at]} {three(result.ratios[at])}" for at in order)
-        return f"Wrong over right, the smallest first: {said}."
+        ratios = ", ".join(f"{result.titles[at]} {three(result.ratios[at])}" for at in order)
+        return f"Wrong over right, the smallest first: {ratios}."
 
     def tables(self, result: casebook.Overview) -> list[dict[str, Any]]:
         columns = (result.titles, result.compared, map(show, result.wrong), map(show, result.right))

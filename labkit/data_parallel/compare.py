@@ -11,7 +11,7 @@ from torch import Tensor
 
 from labkit import workers
 from labkit.corpus import Batch, Seed, Shortest, batch, split
-from labkit.data_parallel.rank_losses import RECIPES, Plain, ranked, to_lists, weights
+from labkit.data_parallel.rank_losses import RECIPES, Plain, layout, to_lists, weights
 from labkit.declare import Choice, Range, quantity
 from labkit.fit import Distance, distance, fit, gradient_of
 from labkit.nets import Transformer, microbatch_gradients, next_token_loss, valid_tokens
@@ -120,7 +120,7 @@ def recipes(
     gradients = torch.tensor(
         workers.run(run, ranks, recipe=recipe, batches=reference.plain, seed=seed), dtype=torch.float64
     )
-    counts = [ranked(reference.counts, seen_from) for seen_from in range(ranks)]
+    counts = [layout(reference.counts, seen_from) for seen_from in range(ranks)]
     return Recipe(
         **vars(distance(gradients[0], reference.right)),
         recipe=recipe,

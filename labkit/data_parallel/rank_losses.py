@@ -147,7 +147,7 @@ def from_lists(microbatches: Plain) -> list[Batch]:
 
 
 @dataclass(frozen=True)
-class Ranked(Window):
+class Layout(Window):
     """The counts of one optimizer step on all ranks, rank by rank.
 
     owner: the rank of each microbatch. seen_from: the rank whose gradient is measured; all are alike unless the
@@ -171,21 +171,21 @@ class Ranked(Window):
         return torch.bincount(owner, minlength=self.ranks).double()[owner]
 
 
-def ranked(counts: Sequence[Sequence[int]], seen_from: int = 0) -> Ranked:
+def layout(counts: Sequence[Sequence[int]], seen_from: int = 0) -> Layout:
     """Valid tokens by rank and microbatch, in the form that predictions are computed from.
 
-    >>> ranked([[1, 3], [4, 4]]).local
+    >>> layout([[1, 3], [4, 4]]).local
     tensor([4., 4., 8., 8.], dtype=torch.float64)
     """
     valid = tuple((n,) for rank in counts for n in rank)
     owner = tuple(rank for rank, each in enumerate(counts) for _ in each)
-    return Ranked(valid, 0, 0, len(valid), owner, len(counts), seen_from)
+    return Layout(valid, 0, 0, len(valid), owner, len(counts), seen_from)
 
 
-def weights(word: str, w: Ranked) -> Tensor:
+def weights(word: str, w: Layout) -> Tensor:
     """The weight × N that a recipe gives every microbatch, rank by rank; 1 is right, 0 where nothing is valid.
 
-    >>> weights("rank-means", ranked([[1], [3]]))
+    >>> weights("rank-means", layout([[1], [3]]))
     tensor([2.0000, 0.6667], dtype=torch.float64)
 
     Source: DDP's average, 1/W of the sum over ranks, of the local losses.
@@ -194,7 +194,7 @@ def weights(word: str, w: Ranked) -> Tensor:
     return torch.where(w.counts > 0, predicted, 0.0)
 
 
-def _bypassed(w: Ranked) -> Tensor:
+def _bypassed(w: Layout) -> Tensor:
     return w.ranks * (torch.tensor(w.owner) == w.seen_from).double()
 
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from labkit import workers
 from labkit.corpus import Batch, Seed
 from labkit.data_parallel.compare import Ranks, draw_batches, share
-from labkit.data_parallel.rank_losses import Plain, from_lists, gradient_list, quiet, ranked, replica
+from labkit.data_parallel.rank_losses import Plain, from_lists, gradient_list, layout, quiet, replica
 from labkit.declare import Choice, Range, quantity
 from labkit.errors import LabError
 from labkit.fit import distance
@@ -208,7 +208,7 @@ def uneven(
     except LabError as error:
         hangs = str(error)
     g = torch.tensor(answer, dtype=torch.float64).expand_as(reference.right)
-    counts = ranked(reference.counts)
+    counts = layout(reference.counts)
     error_ = distance(g, reference.right).relative_error
     steps = tuple(map(len, reference.counts))
     return Uneven(

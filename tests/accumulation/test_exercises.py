@@ -19,7 +19,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from labkit import check, rules
 from labkit.accumulation.exercises import WINDOWS, _cost, _window
-from labkit.accumulation.exercises.loops import DIVIDED, NAMED, THEN, WHICH, Part, predicted
+from labkit.accumulation.exercises.loops import DIVIDED, NAMED, THEN, WHICH, Part, predict
 from labkit.accumulation.exercises.loops import Loop as Decisions
 from labkit.corpus import Batch, made, window
 from labkit.denominators import counts
@@ -458,7 +458,7 @@ def weighted(loop: Decisions) -> Loop:
 
     def run(model: nn.Module, microbatches: Microbatches) -> None:
         f = counts(microbatches)
-        weights = iter((predicted(loop, f) / f.N).tolist())
+        weights = iter((predict(loop, f) / f.N).tolist())
         for tokens, labels in microbatches:
             valid = (labels[:, 1:] != IGNORE).sum(1) > 0
             each = torch.tensor([next(weights) if ok else 0.0 for ok in valid])
@@ -486,7 +486,7 @@ def test_every_row_of_the_tables_is_told_in_its_words(loop: Decisions) -> None:
 
 def test_no_two_loops_that_are_equally_simple_have_the_same_weights_everywhere() -> None:
     f = counts(*(_window(*row[1:]) for row in WINDOWS))
-    found = {loop: predicted(loop, f) for loop in itertools.product(["all"], DIVIDED, THEN)}
+    found = {loop: predict(loop, f) for loop in itertools.product(["all"], DIVIDED, THEN)}
     for one, other in itertools.combinations(found, 2):
         if _cost(one) == _cost(other):
             assert not torch.allclose(found[one], found[other], rtol=1e-6), (one, other)
@@ -498,7 +498,7 @@ def test_a_loop_that_has_a_rule_has_the_weights_of_that_rule(loop: Decisions) ->
         microbatches = _window(*row[1:])
         w = window(microbatches)
         weights = rules.rule(NAMED[loop]).sequence_weights(w)[w.sequences > 0]
-        assert torch.allclose(predicted(loop, counts(microbatches)), weights, rtol=1e-14)
+        assert torch.allclose(predict(loop, counts(microbatches)), weights, rtol=1e-14)
 
 
 @given(st.lists(st.integers(10, 300), min_size=6, max_size=6))

@@ -61,7 +61,7 @@ def test_the_weights_of_a_recipe_are_reported(word: str, world: int) -> None:
     report = audit.ranks(f"labkit.data_parallel.steps:{word.replace('-', '_')}", world)
     assert report.verdict == word, report.explain()
     expected = rank_losses.weights(
-        word, rank_losses.ranked([[valid_tokens(labels) for _, labels in part] for part in dealt(packaged, world)])
+        word, rank_losses.layout([[valid_tokens(labels) for _, labels in part] for part in dealt(packaged, world)])
     )
     assert report.token_weights == pytest.approx(expected.tolist(), abs=1e-9)
 

@@ -49,7 +49,7 @@ def boxes(lab: Lab) -> dict[str, Any]:
     """The rectangle of every text of the picture that is there."""
     lab.figure.canvas.draw()
     one = shown(lab)
-    texts = [*one.words.above, one.words.code, *one.words.below, one.asked, *one.values.values()]
+    texts = [*one.words.above, one.words.code, *one.words.below, one.subject, *one.values.values()]
     renderer = lab.figure.canvas.get_renderer()  # type: ignore[attr-defined]
     return {text.get_text(): text.get_window_extent(renderer) for text in texts if text.get_text()}
 
@@ -85,7 +85,7 @@ def test_words_shrink_where_there_is_little_room(page: Page, title: str) -> None
     cell_panels.page = page
     lab = stepped("case", case=title)
     found = boxes(lab)
-    asked = found.pop(shown(lab).asked.get_text())
+    asked = found.pop(shown(lab).subject.get_text())
     bottom = min(box.y0 for words, box in found.items() if not words.startswith(("wrong", "right")))
     assert bottom >= asked.y1
 

@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from labkit import check
 from labkit.clipping import ordering
 from labkit.clipping.exercises import CASES, NEXT_SCALE
-from labkit.clipping.exercises.faults import ALL, CLIPPED, SHARED, UNSCALED, predicted
+from labkit.clipping.exercises.faults import ALL, CLIPPED, SHARED, UNSCALED, predict
 from labkit.clipping.ordering import Parts
 from labkit.nets import next_token_loss
 
@@ -367,7 +367,7 @@ def test_no_two_slips_give_the_same_weights_in_all_windows() -> None:
     single = [slips for slips in ALL if sum(map(bool, slips)) == 1]
     assert len(single) == len(SHARED) + len(UNSCALED) + len(CLIPPED) - 3
     for one, other in itertools.combinations([("", "", ""), *single], 2):
-        same = [torch.allclose(predicted(one, w), predicted(other, w), rtol=1e-6, atol=0) for w in windows]
+        same = [torch.allclose(predict(one, w), predict(other, w), rtol=1e-6, atol=0) for w in windows]
         assert not all(same), (one, other)
 
 
@@ -397,7 +397,7 @@ BY_HAND = Parts(torch.tensor([[3.0, 0], [0, 4]], dtype=torch.float64), torch.ten
     ],
 )
 def test_the_weights_of_a_slip_by_hand(slips: Any, weights: list[float]) -> None:
-    assert predicted(slips, BY_HAND).tolist() == pytest.approx(weights, rel=2e-5)
+    assert predict(slips, BY_HAND).tolist() == pytest.approx(weights, rel=2e-5)
 
 
 ACTIONS: list[Callable[..., Any]] = [

@@ -62,12 +62,12 @@ def fractions(word: str, counts: Sequence[Sequence[int]], seen_from: int = 0) ->
 @pytest.mark.parametrize("counts", [[[1, 3], [5, 7]], [[4], [4]], [[2, 2], [3, 9], [8, 1]], [[6]]])
 def test_predicted_weights_are_the_fractions(word: str, counts: list[list[int]]) -> None:
     for seen_from in range(len(counts)):
-        found = rank_losses.weights(word, rank_losses.ranked(counts, seen_from))
+        found = rank_losses.weights(word, rank_losses.layout(counts, seen_from))
         assert found.tolist() == pytest.approx([float(each) for each in fractions(word, counts, seen_from)], rel=1e-14)
 
 
 def test_a_microbatch_without_a_valid_token_weighs_nothing() -> None:
-    assert rank_losses.weights("mean-of-means", rank_losses.ranked([[0, 3], [4, 4]])).tolist()[0] == 0
+    assert rank_losses.weights("mean-of-means", rank_losses.layout([[0, 3], [4, 4]])).tolist()[0] == 0
 
 
 @pytest.mark.parametrize("word", WRONG)
@@ -77,7 +77,7 @@ def test_every_wrong_recipe_stands_in_the_table_with_its_weights(word: str) -> N
     if rule.topic == "data_parallel":
         counts = [[1, 3], [5, 7]]
         assert rule.needs == "ranks" and rule.loop is rank_losses.RECIPES[word]
-        predicted = rule.weights(rank_losses.ranked(counts)).tolist()
+        predicted = rule.weights(rank_losses.layout(counts)).tolist()
         assert predicted == pytest.approx([float(each) for each in fractions(word, counts)])
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from labkit.accumulation import Comparison, compare
-from labkit.accumulation.exercises.loops import ALWAYS, DIVIDED, NAMED, ONCE, THEN, WHICH, Loop, Part, predicted
+from labkit.accumulation.exercises.loops import ALWAYS, DIVIDED, NAMED, ONCE, THEN, WHICH, Loop, Part, predict
 from labkit.accumulation.exercises.token_formulas import token_mean as token_mean
 from labkit.accumulation.exercises.token_formulas import token_weight as token_weight
 from labkit.corpus import Batch, batch, split
@@ -171,11 +171,11 @@ def _loop(runs: list[Run], example: Run) -> Finding | None:
     """The simplest loop that predicts every weight; None where others as simple would differ in another window."""
     f, everywhere = counts(*(run.microbatches for run in runs)), counts(*(_window(*row[1:]) for row in WINDOWS))
     weights = torch.cat([run.weights for run in runs])
-    candidates = [loop for loop in itertools.product(WHICH, DIVIDED, THEN) if _close(predicted(loop, f), weights)]
+    candidates = [loop for loop in itertools.product(WHICH, DIVIDED, THEN) if _close(predict(loop, f), weights)]
     if not candidates:
         return _always(f, weights, example) if len(runs) > 2 else None
     best = min(candidates, key=_cost)
-    equals = [predicted(loop, everywhere) for loop in candidates if _cost(loop) == _cost(best)]
+    equals = [predict(loop, everywhere) for loop in candidates if _cost(loop) == _cost(best)]
     return _story(best, example, THEN[best[2]]) if all(_close(each, equals[0]) for each in equals) else None
 
 
@@ -190,7 +190,7 @@ def _cost(loop: Loop) -> int:
 def _always(f: Counts, weights: Tensor, example: Run) -> Finding | None:
     """A loop of the tables times one number that is the same in every window."""
     for which, divided in itertools.product(WHICH, DIVIDED):
-        base = predicted((which, divided, ""), f)
+        base = predict((which, divided, ""), f)
         factor = float(base @ weights / (base @ base))
         if factor and _close(factor * base, weights):
             by = f"divided by {show(1 / factor)}" if abs(factor) < 1 - ROUNDED else f"multiplied by {show(factor)}"

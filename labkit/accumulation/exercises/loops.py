@@ -74,12 +74,12 @@ NAMED = {("all", divided, "K" * power): word for (divided, power), word in RULES
 Loop = tuple[str, str, str]
 
 
-def predicted(loop: Loop, f: Counts) -> Tensor:
+def predict(loop: Loop, f: Counts) -> Tensor:
     """The weight × N that a loop of the tables gives every sequence with a valid token.
 
     >>> from labkit.corpus import made
     >>> from labkit.denominators import counts
-    >>> predicted(("all", "n", "K"), counts(made([[[8, 5]], [[3]]])))
+    >>> predict(("all", "n", "K"), counts(made([[[8, 5]], [[3]]])))
     tensor([0.7500, 1.5000], dtype=torch.float64)
     """
     which, divided, then = loop

@@ -49,15 +49,15 @@ def window_by_window(model: nn.Module, optimizer: Optimizer, epoch: Microbatches
 
 def of_epochs(loop: Loop, microbatches: int, K: int, epochs: int) -> list[list[float]]:
     """The gradient of every optimizer step, epoch by epoch; each microbatch has one target, of gradient 1."""
-    model, found = Marked(), []
+    model, gradients = Marked(), []
     optimizer = SGD(model.parameters(), lr=0.0)
     for _ in range(epochs):
         steps: list[float] = []
         hook = optimizer.register_step_pre_hook(lambda *_, steps=steps: steps.append(total(model)))
         loop(model, optimizer, made([[[1]]] * microbatches), K)
         hook.remove()
-        found.append(steps)
-    return found
+        gradients.append(steps)
+    return gradients
 
 
 def last_of_epoch(loop: Loop) -> Numbers:

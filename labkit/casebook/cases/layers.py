@@ -32,7 +32,7 @@ def normalised_together(layer: nn.Module, microbatches: list[Tensor]) -> Tensor:
 def of_four(loop: Loop) -> Numbers:
     """Four numbers, 0, 2 and 4, 10, through torch's BatchNorm at momentum 0.1, and the means that it took."""
     layer, means = nn.BatchNorm1d(1, eps=1e-12, dtype=torch.float64), list[float]()
-    layer.register_forward_pre_hook(lambda _, given: means.append(given[0].mean().item()))
+    layer.register_forward_pre_hook(lambda _, inputs: means.append(inputs[0].mean().item()))
     column = torch.tensor([[0.0], [2.0], [4.0], [10.0]], dtype=torch.float64)
     normalised = loop(layer, list(column.split(2)))
     assert layer.running_mean is not None and layer.running_var is not None
@@ -75,8 +75,8 @@ Masks = Iterator[Tensor]
 
 def recomputed(layer: Callable[[Tensor], Tensor], w: Tensor) -> Tensor:
     """Nothing of the layer is kept for backward: it is computed there again, with whatever it draws then."""
-    found: Tensor = checkpoint(layer, w, use_reentrant=False, preserve_rng_state=False)
-    return found
+    outputs: Tensor = checkpoint(layer, w, use_reentrant=False, preserve_rng_state=False)
+    return outputs
 
 
 def fresh_mask(w: Tensor, x: float, masks: Masks) -> Tensor:

@@ -55,12 +55,12 @@ def of_window(*targets: list[int], rate: float = 0.0) -> Callable[[Loop], Number
     def measure(loop: Loop) -> Numbers:
         microbatches, model = made([[each] for each in targets]), Marked()
         loop(model, microbatches)
-        found = {GRADIENT: total(model)}
+        numbers = {GRADIENT: total(model)}
         if rate:
             SGD(model.parameters(), lr=rate).step()
-            found["change of the weights"] = float(model.weight.detach().sum())
+            numbers["change of the weights"] = float(model.weight.detach().sum())
         weights = compare(Marked(), microbatches, loop).token_weights.tolist()
-        return found | {f"weight × N of microbatch {m}": weight for m, weight in enumerate(weights, 1)}
+        return numbers | {f"weight × N of microbatch {m}": weight for m, weight in enumerate(weights, 1)}
 
     return measure
 

@@ -13,7 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import SGD
 
 from labkit.clipping import scaling, taken_apart
-from labkit.clipping.exercises.faults import ALL, ORDER, Slips, predicted, story
+from labkit.clipping.exercises.faults import ALL, ORDER, Slips, predict, story
 from labkit.clipping.ordering import Parts, once
 from labkit.corpus import Batch, batch, split
 from labkit.device import quota_threads
@@ -236,7 +236,7 @@ def _weights(run: Run, runs: list[Run]) -> str:
 
 
 def _gives(slips: Slips, run: Run) -> bool:
-    expected = predicted(slips, run.parts) @ run.parts.rows
+    expected = predict(slips, run.parts) @ run.parts.rows
     return bool((run.stepped[0] - expected).norm() <= NEAR * run.stepped[0].norm())
 
 

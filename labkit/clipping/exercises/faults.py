@@ -56,11 +56,11 @@ Slips = tuple[str, str, str]
 ALL: Sequence[Slips] = sorted(itertools.product(SHARED, UNSCALED, CLIPPED), key=lambda slips: sum(map(bool, slips)))
 
 
-def predicted(slips: Slips, parts: Parts) -> Tensor:
+def predict(slips: Slips, parts: Parts) -> Tensor:
     """The weights [K] of S_m / N in the gradient that is stepped with, by the algebra of these slips.
 
     >>> parts = Parts(torch.eye(2).double(), torch.tensor([0.5, 0.5]).double(), 8.0, 100.0)
-    >>> predicted(("", "early", ""), parts)
+    >>> predict(("", "early", ""), parts)
     tensor([1., 8.], dtype=torch.float64)
     """
     shared, unscaled, clipped = slips
@@ -104,6 +104,6 @@ def story(slips: Slips, parts: Parts) -> str:
     >>> story(("", "", "none"), Parts(torch.eye(2), torch.ones(2), 8.0, 1.0))[:58]
     'nothing was clipped before the step. The fix: after the lo'
     """
-    made = [table[word] for table, word in zip((SHARED, UNSCALED, CLIPPED), slips, strict=True) if word]
-    words, fixes = "; ".join(slip.words for slip in made), "; ".join(dict.fromkeys(slip.fix for slip in made))
+    steps = [table[word] for table, word in zip((SHARED, UNSCALED, CLIPPED), slips, strict=True) if word]
+    words, fixes = "; ".join(slip.words for slip in steps), "; ".join(dict.fromkeys(slip.fix for slip in steps))
     return f"{words}. The fix: {fixes}.".format(K=len(parts.share), S=f"{parts.scale:g}")
