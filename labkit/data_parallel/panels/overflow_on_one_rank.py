@@ -21,7 +21,7 @@ class Overflow(Experiment[overflow_on_one_rank.Drift]):
     run = staticmethod(overflow_on_one_rank.overflow)
     shown = (
         overflow_on_one_rank.finite,
-        overflow_on_one_rank.agreed,
+        overflow_on_one_rank.any_overflow,
         overflow_on_one_rank.spoil,
         overflow_on_one_rank.scaled_step,
         overflow_on_one_rank.run_training,

@@ -22,7 +22,7 @@ class Fsdp(Experiment[sharding.Sharded]):
 
     def source(self) -> str:
         """What a rank runs, and what compares."""
-        shown: list[Any] = [sharding.sharded, sharding.run_sharded, sharding.fsdp]
+        shown: list[Any] = [sharding.shard, sharding.run_sharded, sharding.fsdp]
         return sources(*shown)
 
     def layout(self, canvas: Canvas) -> None:
