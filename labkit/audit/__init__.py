@@ -16,7 +16,7 @@ from labkit.audit.measurements import Evidence, Fault, Judgement, near
 from labkit.audit.probes import probe as probe
 from labkit.audit.references import LossSum
 from labkit.audit.report import Report as Report
-from labkit.audit.report import report, same_looks
+from labkit.audit.report import same_looks, write_report
 from labkit.audit.runs import Build
 from labkit.declare import Choice, Range
 from labkit.errors import LabError
@@ -61,7 +61,7 @@ def audit(
         raise LabError("0 microbatches make no step: try a list of two or more")
     evidence = collect(build, microbatches, loss_sum, count=count, objective=word, concat=concat)
     faults, judgement = judge(evidence)
-    return report(evidence, judgement, faults, cannot_tell=_cannot_tell(evidence, faults, judgement))
+    return write_report(evidence, judgement, faults, cannot_tell=_cannot_tell(evidence, faults, judgement))
 
 
 def _cannot_tell(evidence: Evidence, faults: tuple[Fault, ...], judgement: Judgement) -> list[str]:

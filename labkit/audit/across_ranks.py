@@ -20,7 +20,7 @@ from labkit.audit.collect_evidence import collect
 from labkit.audit.judge import ORDER as ALONE
 from labkit.audit.measurements import Evidence, Fault, Judgement, first_of_each, near, solve, unknown_weights
 from labkit.audit.references import References
-from labkit.audit.report import Report, report, same_looks
+from labkit.audit.report import Report, same_looks, write_report
 from labkit.audit.runs import fresh
 from labkit.audit.window import Window
 from labkit.data_parallel import rank_losses
@@ -89,7 +89,7 @@ def run_audit(rank: int, world: int, *, build: str, windows: int) -> Report:
     distance = max(float((each - gradients[0]).norm()) for each in gradients) / float(judgement.target.norm())
     faults = _faults(local, judgement, [each.skipped for each in contributions], distance, layout)
     lookalikes = same_looks(word for fault in faults for word in fault.lookalikes)
-    return report(evidence, judgement, faults, cannot_tell=lookalikes, local=local)
+    return write_report(evidence, judgement, faults, cannot_tell=lookalikes, local=local)
 
 
 def _local(build: Any, microbatches: list[Any], loss_sum: Any, windows: int) -> Evidence:

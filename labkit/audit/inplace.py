@@ -1,4 +1,4 @@
-"""Tensors that a step changes in place by itself: averages, moments and decay by hand, and weights moved by hand."""
+"""Tensors that a step changes in place itself: averages, moments and decay by hand, and weights moved by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labkit.audit.window import Window
 
 MIXES = ("add_", "lerp_", "_foreach_add_", "_foreach_lerp_", "__iadd__")  # a buffer takes something in
 SHRINKS = ("mul_", "lerp_", "_foreach_mul_", "_foreach_lerp_", "__imul__")  # a buffer forgets
-NOTHING = ("requires_grad_", "detach_", "share_memory_")  # names as if they changed something
+NOTHING = ("requires_grad_", "detach_", "share_memory_")  # in spite of their names, no values change
 
 
 class InPlace(TorchFunctionMode):
@@ -24,9 +24,9 @@ class InPlace(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.window, self.parameters, self.stepping, self.gradient = window, parameters, stepping, gradient
-        self.kept: dict[int, Tensor] = {}  # buffers seen, so that no other tensor takes their place in memory
+        self.buffers: dict[int, Tensor] = {}  # held, so that no other tensor takes their place in memory
         self.pointers = {p.data_ptr() for p in parameters}
-        self.touched = -1  # backward passes when the weights were last changed by hand
+        self.touched = -1  # backward passes before the weights were last changed by hand
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
@@ -49,8 +49,8 @@ class InPlace(TorchFunctionMode):
         """One operation in place, on a tensor or a list of them."""
         weights = {p.data_ptr(): at for at, p in enumerate(self.parameters)}
         gradients = {_pointer(p.grad) for p in self.parameters if p.grad is not None}
-        met = [each for source in sources for each in (source if isinstance(source, (list, tuple)) else [source])]
-        pointers = {_pointer(each) for each in met if isinstance(each, Tensor) and each.dim()}
+        flat = [each for source in sources for each in (source if isinstance(source, (list, tuple)) else [source])]
+        pointers = {_pointer(each) for each in flat if isinstance(each, Tensor) and each.dim()}
         for each in targets:
             if not isinstance(each, Tensor):
                 continue
@@ -58,7 +58,7 @@ class InPlace(TorchFunctionMode):
             if pointer in weights:
                 self._shrunk(weights[pointer], each, before)
             elif pointer not in gradients:
-                self.kept[pointer] = each
+                self.buffers[pointer] = each
                 self._buffer(
                     name,
                     pointer,
@@ -71,12 +71,12 @@ class InPlace(TorchFunctionMode):
         """Whether a buffer was overwritten by something between itself and a parameter."""
         if name != "copy_" or before is None:
             return False
-        moved = buffer.detach() - before
+        change = buffer.detach() - before
         for p in self.parameters:
-            if p.shape == buffer.shape and bool(moved.any()):
+            if p.shape == buffer.shape and bool(change.any()):
                 way = p.detach() - before
-                share = float((moved * way).sum() / (way * way).sum().clamp(min=1e-300))
-                if 0 < share < 1 and torch.allclose(moved, share * way, rtol=1e-3, atol=1e-6 * float(way.abs().max())):
+                share = float((change * way).sum() / (way * way).sum().clamp(min=1e-300))
+                if 0 < share < 1 and torch.allclose(change, share * way, rtol=1e-3, atol=1e-6 * float(way.abs().max())):
                     return True
         return False
 

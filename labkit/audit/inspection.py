@@ -78,8 +78,8 @@ def _own(module: nn.Module) -> Iterator[tuple[str, str]]:
     except (OSError, TypeError):
         return
     code = re.sub(r"#.*|\"\"\".*?\"\"\"", "", forward, flags=re.DOTALL if '"""' in forward else 0)
-    if drawn := DRAWS.search(code):
-        yield "draws random numbers", f"its forward seems to call {drawn.group(1)}: {RANDOM}"
+    if match := DRAWS.search(code):
+        yield "draws random numbers", f"its forward seems to call {match.group(1)}: {RANDOM}"
     for name, _ in module.named_buffers(recurse=False):
         if re.search(WRITES.format(re.escape(name)), code):
             yield "keeps state", f"its forward seems to change the buffer {name}, K times an optimizer step"

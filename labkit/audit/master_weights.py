@@ -19,16 +19,16 @@ class Place:
     length: int
 
 
-class Masters:
-    """Finds out which parameters an optimizer's tensors are or stand for, by their values."""
+class MasterWeights:
+    """Finds out by their values which parameters an optimizer's tensors are, or stand for."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.parameters = parameters
         self.index = {id(p): at for at, p in enumerate(parameters)}
         self.copies: dict[int, tuple[Tensor, list[Place]]] = {}  # with the tensor, so that its id stays its own
 
-    def meet(self, tensors: Iterable[Tensor]) -> bool:
-        """Whether any of the tensors is a parameter or the copy of some; copies are found at their first meeting."""
+    def recognise(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether any of the tensors is a parameter or the copy of some; copies are matched when first seen."""
         tensors = list(tensors)
         strangers = [each for each in tensors if id(each) not in self.index and id(each) not in self.copies]
         if any(each.is_floating_point() and each.numel() for each in strangers):
@@ -36,36 +36,36 @@ class Masters:
         return any(id(each) in self.index or self.places(each) for each in tensors)
 
     def places(self, tensor: Tensor) -> list[Place]:
-        """What a tensor stands for, as far as it has been met."""
+        """What a tensor stands for, as far as it has been recognised."""
         if id(tensor) in self.index:
             return [Place(self.index[id(tensor)], 0, 0, tensor.numel())]
         return self.copies[id(tensor)][1] if id(tensor) in self.copies else []
 
-    def followed(self, tensors: Iterable[Tensor]) -> bool:
+    def agree(self, tensors: Iterable[Tensor]) -> bool:
         """Whether the parameters have the values of their copies."""
-        return all(self._alike(each, place) for each in tensors for place in self.places(each))
+        return all(self._equal_at(each, place) for each in tensors for place in self.places(each))
 
-    def _alike(self, copy: Tensor, place: Place) -> bool:
+    def _equal_at(self, copy: Tensor, place: Place) -> bool:
         p = self.parameters[place.parameter].detach().reshape(-1)[place.first : place.first + place.length]
         return torch.equal(copy.detach().reshape(-1)[place.at : place.at + place.length].to(p.dtype), p)
 
     def spread(self, tensors: Iterable[Tensor], gradients: bool) -> list[Tensor | None]:
         """The gradients of the tensors, or ones, where the parameters have them."""
-        found: list[Tensor | None] = [None] * len(self.parameters)
+        values: list[Tensor | None] = [None] * len(self.parameters)
         for each in tensors:
             value = each.grad if gradients else torch.ones_like(each, requires_grad=False)
             if value is None:
                 continue
             if id(each) in self.index:
-                found[self.index[id(each)]] = value
+                values[self.index[id(each)]] = value
                 continue
             flat = (value.to_dense() if value.is_sparse else value).detach().reshape(-1)
             for place in self.places(each):
-                p, there = self.parameters[place.parameter], found[place.parameter]
-                if there is None:
-                    there = found[place.parameter] = torch.zeros_like(p, dtype=each.dtype, requires_grad=False)
-                there.view(-1)[place.first : place.first + place.length] = flat[place.at : place.at + place.length]
-        return found
+                p, target = self.parameters[place.parameter], values[place.parameter]
+                if target is None:
+                    target = values[place.parameter] = torch.zeros_like(p, dtype=each.dtype, requires_grad=False)
+                target.view(-1)[place.first : place.first + place.length] = flat[place.at : place.at + place.length]
+        return values
 
     def _find(self, strangers: list[Tensor]) -> None:
         """Copies of zeros alone prove nothing, and an optimizer of another model may hold as many zeros."""
@@ -74,8 +74,8 @@ class Masters:
             places = self._walk(each, free) or self._slice(each)
             self.copies[id(each)] = each, places
             free = [at for at in free if at not in {place.parameter for place in places}]
-        told = any(self.places(each) and bool((each != each.reshape(-1)[0]).any()) for each in strangers)
-        if not told or not all(self.places(each) for each in strangers):
+        distinct = any(self.places(each) and bool((each != each.reshape(-1)[0]).any()) for each in strangers)
+        if not distinct or not all(self.places(each) for each in strangers):
             self.copies |= {id(each): (each, []) for each in strangers}
 
     def _walk(self, copy: Tensor, free: list[int]) -> list[Place]:

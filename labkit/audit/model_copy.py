@@ -30,14 +30,14 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 def _bound(value: Any, pairs: dict[int, nn.Module], deep: int) -> Any:
-    """The same, with every module that stands in it replaced by the copy's."""
+    """The same, with every module in it replaced by the copy's."""
     if not deep:
         return value
     if isinstance(value, nn.Module):
         return pairs.get(id(value), value)
     if isinstance(value, types.MethodType):
-        owner = pairs.get(id(value.__self__), value.__self__)
-        return types.MethodType(_bound(value.__func__, pairs, deep - 1), owner)
+        instance = pairs.get(id(value.__self__), value.__self__)
+        return types.MethodType(_bound(value.__func__, pairs, deep - 1), instance)
     if isinstance(value, functools.partial):
         inside = [_bound(each, pairs, deep - 1) for each in value.args]
         named = {name: _bound(each, pairs, deep - 1) for name, each in value.keywords.items()}
@@ -56,9 +56,9 @@ def _closed(function: types.FunctionType, pairs: dict[int, nn.Module], deep: int
             inside = None
         same = inside is None or inside is cell.cell_contents
         cells.append(cell if same else types.CellType(inside))
-    made = types.FunctionType(
+    copied_function = types.FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells)
     )
-    made.__kwdefaults__ = function.__kwdefaults__
-    vars(made).update(vars(function))
-    return made
+    copied_function.__kwdefaults__ = function.__kwdefaults__
+    vars(copied_function).update(vars(function))
+    return copied_function

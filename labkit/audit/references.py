@@ -1,4 +1,4 @@
-"""What every microbatch would bring by itself: the gradients that a step's gradient is fitted to."""
+"""The gradient of every microbatch by itself, which a step's gradient is fitted to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LossSum = Callable[[Any, Any], tuple[Tensor, Any]]
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A microbatch with each of its tensors changed; objects of other kinds pass as they are."""
+    """A microbatch with each of its tensors changed; other objects stay as they are."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
@@ -39,14 +39,14 @@ def tensors(value: Any) -> list[Tensor]:
     >>> tensors({"a": torch.ones(1), "b": [torch.zeros(1), "no tensor"]})
     [tensor([1.]), tensor([0.])]
     """
-    found: list[Tensor] = []
+    leaves: list[Tensor] = []
 
     def keep(each: Tensor) -> Tensor:
-        found.append(each)
+        leaves.append(each)
         return each
 
     mapped(value, keep)
-    return found
+    return leaves
 
 
 def pieces(value: Any) -> list[Any]:
@@ -71,7 +71,7 @@ class References:
 
 
 class Model64:
-    """A float64 copy of a model, to which any weights of the original may be given."""
+    """A float64 copy of a model, which can take any weights of the original."""
 
     autocast: torch.dtype | None = None
 
@@ -83,7 +83,7 @@ class Model64:
             self.model.double()
 
     def at(self, state: dict[str, Tensor]) -> Model64:
-        """The same with these weights, buffers and all."""
+        """The same copy with these weights and buffers."""
         self.model.load_state_dict(state)
         return self
 
@@ -103,17 +103,17 @@ class Model64:
         )
 
     def _one(self, microbatch: Any) -> tuple[Tensor, float, float]:
-        given = mapped(microbatch, self._cast)
+        batch = mapped(microbatch, self._cast)
         kind = next(self.model.parameters()).device.type
         cast = torch.autocast(kind, self.autocast, enabled=self.autocast is not None)
         with torch.random.fork_rng(devices=[]), torch.enable_grad(), cast:
             torch.manual_seed(0)
-            found = self.loss_sum(self.model, given)
+            pair = self.loss_sum(self.model, batch)
         try:
-            loss, count = found
+            loss, count = pair
             number, total = float(count), float(loss.detach() if isinstance(loss, Tensor) else loss)
         except (TypeError, ValueError):
-            what = f"loss_sum returns a {type(found).__name__} and no pair of sum and count"
+            what = f"loss_sum returns a {type(pair).__name__} and no pair of sum and count"
             raise LabError(f"{what}: try return loss, count") from None
         self.model.zero_grad()
         if isinstance(loss, Tensor) and loss.requires_grad:  # else there is nothing to predict in this microbatch
@@ -125,7 +125,7 @@ class Model64:
 
 
 class Rounded(Model64):
-    """A copy in the precision that the step computes in, to see what that loses."""
+    """A copy in the precision that the step computes in, to measure what that precision loses."""
 
     def __init__(self, model: nn.Module, sampled: Sampled, loss_sum: LossSum, autocast: torch.dtype | None) -> None:
         self.sampled, self.loss_sum, self.autocast = sampled, loss_sum, autocast

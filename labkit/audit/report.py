@@ -80,7 +80,7 @@ class Report:
         return f"{self.verdict}\nweight × N of each microbatch: {weights}\n{self.explain()}"
 
 
-def report(
+def write_report(
     evidence: Evidence,
     judgement: Judgement,
     faults: tuple[Fault, ...],

@@ -1,4 +1,4 @@
-"""How far rounding alone takes a gradient: a bound where digits are many, measured where they are few."""
+"""How far rounding alone can move a gradient: a bound where digits are many, measured where they are few."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labkit.tolerance import depth, tolerance, unit_roundoff
 
 LEAST = {torch.float64: 1e-10, torch.float32: 2e-5}
 MOST = 0.4  # in half precision, where it cannot be tried
-MARGIN = 4.0  # another scale of the loss and another order of the terms round otherwise than the trial
+MARGIN = 4.0  # another scale of the loss and another order of the terms round differently from the trial
 
 
 def rounding(
@@ -34,7 +34,7 @@ def rounding(
     coarse = {dtype for each in windows for dtype in each.loss_dtypes if dtype in LEAST}
     dtype = max([*_dtypes(model), *coarse, *([autocast] if autocast else [])], key=lambda each: torch.finfo(each).eps)
     if dtype in LEAST:
-        return max(_bound(model, dtype, right), _way(model, windows))
+        return max(_bound(model, dtype, right), _read_off_error(model, windows))
     return _tried(model, right, lambda: trial(autocast))
 
 
@@ -46,8 +46,8 @@ def _bound(model: nn.Module, dtype: torch.dtype, right: References) -> float:
     return max(LEAST[dtype], min(bound, 10 * LEAST[dtype]))
 
 
-def _way(model: nn.Module, windows: Sequence[Window]) -> float:
-    """The relative error of a gradient that is read off the weights, which were rounded where they came to stand."""
+def _read_off_error(model: nn.Module, windows: Sequence[Window]) -> float:
+    """The relative error of a gradient that is read off the weights, which are rounded before and after the step."""
     u = max(unit_roundoff(dtype) for dtype in _dtypes(model))
     errors = (u * float(each.end.norm() / (each.end - each.start).norm()) for each in windows if each.without_gradient)
     return min(max(errors, default=0.0), MOST)
@@ -59,8 +59,8 @@ def _tried(model: nn.Module, right: References, trial: Callable[[], References])
     except Exception:  # an operation that is not there in this precision
         return MOST
     added = len(right.counts) * max(unit_roundoff(dtype) for dtype in _dtypes(model))
-    found = float(MARGIN * lost / right.gradients.sum(0).norm()) + added
-    return max(min(found, MOST), min(LEAST.values())) if math.isfinite(found) else MOST
+    error = float(MARGIN * lost / right.gradients.sum(0).norm()) + added
+    return max(min(error, MOST), min(LEAST.values())) if math.isfinite(error) else MOST
 
 
 def _dtypes(model: nn.Module) -> list[torch.dtype]:

@@ -1,4 +1,4 @@
-"""One call of a training step, watched: hooks of torch and of Python see what it does, and nothing of it is changed."""
+"""One call of a training step, watched by hooks of torch and of Python that change nothing in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from labkit.audit.buffers import Buffers
 from labkit.audit.inplace import InPlace
-from labkit.audit.master_weights import Masters
+from labkit.audit.master_weights import MasterWeights
 from labkit.audit.window import Clip, Pass, Sampled, Step, Window
 
 # By identity: code that torch.compile made cannot be hashed.
@@ -29,12 +29,12 @@ SMALL = 1_000_000  # parameters of a model whose weights are kept wherever they 
 
 
 class Watch:
-    """Watches calls of a step on one model; `call` gives the window, and everything touched is as it was."""
+    """Watches calls of a step on one model; `call` returns the window and puts back everything it touched."""
 
     def __init__(self, model: nn.Module, sampled: Sampled) -> None:
         self.model, self.sampled = model, sampled
         self.parameters = list(model.parameters())
-        self.masters = Masters(self.parameters)
+        self.masters = MasterWeights(self.parameters)
 
     def call(self, step: Callable[[Any], object], microbatches: Sequence[Any]) -> Window:
         """Run the step once, unchanged."""
@@ -43,12 +43,12 @@ class Watch:
         self.clock, self.optimizers = 0, dict[int, Any]()
         self.window.start = self._weights()
         self.last = self.window.start
-        self.met: dict[str, Tensor] | None = None
+        self.moved_state: dict[str, Tensor] | None = None
         with ExitStack() as stack:
             for at, p in enumerate(self.parameters):
                 if p.requires_grad:
                     stack.callback(p.register_hook(self._arriving(at)).remove)
-            stack.callback(self.model.register_forward_pre_hook(self._given, with_kwargs=True).remove)
+            stack.callback(self.model.register_forward_pre_hook(self._note_inputs, with_kwargs=True).remove)
             for module in self.model.modules():  # autocast may begin inside the model's own forward
                 stack.callback(module.register_forward_pre_hook(self._precision).remove)
             stack.callback(register_optimizer_step_pre_hook(self._before_step).remove)
@@ -80,10 +80,10 @@ class Watch:
 
     # forward and backward passes
 
-    def _given(self, _: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        found = [each for each in (*arguments, *named.values()) if isinstance(each, Tensor) and each.dim() == 2]
-        if found:
-            self.window.inputs.append((found[0].shape[0], found[0].shape[1]))
+    def _note_inputs(self, _: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        matrices = [each for each in (*arguments, *named.values()) if isinstance(each, Tensor) and each.dim() == 2]
+        if matrices:
+            self.window.inputs.append((matrices[0].shape[0], matrices[0].shape[1]))
 
     def _precision(self, *_: Any) -> None:
         kind = next(self.model.parameters()).device.type
@@ -92,8 +92,8 @@ class Watch:
 
     def _arriving(self, at: int) -> Callable[[Tensor], None]:
         def hook(gradient: Tensor) -> None:
-            seen = self.incoming.get(at)
-            self.incoming[at] = gradient.detach().clone() if seen is None else seen + gradient.detach()
+            total = self.incoming.get(at)
+            self.incoming[at] = gradient.detach().clone() if total is None else total + gradient.detach()
 
         return hook
 
@@ -102,14 +102,14 @@ class Watch:
             gradients = [self.incoming.get(at) for at in range(len(self.parameters))]
             brought, size = self.sampled.read(gradients), Sampled.size(gradients)
             self.incoming = {}
-            self.window.passes.append(Pass(brought, size, self.met))
+            self.window.passes.append(Pass(brought, size, self.moved_state))
 
     def _look(self) -> None:
-        """Where the weights stand now, as a backward begins or the window ends."""
+        """Note whether the weights have moved, as a backward begins or the window ends."""
         now = self._weights()
         self.window.moves += not torch.equal(now, self.last)
         self.last = now
-        self.met = None if torch.equal(now, self.window.start) else self._state()
+        self.moved_state = None if torch.equal(now, self.window.start) else self._state()
 
     # Python calls
 
@@ -134,32 +134,33 @@ class Watch:
                 self._close_pass()
 
     def _clip(self, kind: str, event: str, frame: FrameType) -> None:
-        """A clip of the model's gradients, or of those of its copies: by then a list of them may have been made."""
-        given = frame.f_locals["parameters"]
-        told = [given] if isinstance(given, Tensor) else given if isinstance(given, (list, tuple)) else self.parameters
-        copies = self.masters.meet(told) and any(id(each) not in self.masters.index for each in told)
+        """A clip of the model's gradients, or of those of its copies."""
+        tensors = frame.f_locals["parameters"]
+        if not isinstance(tensors, (list, tuple)):  # one tensor, or a generator, which must not be used up
+            tensors = [tensors] if isinstance(tensors, Tensor) else self.parameters
+        copies = self.masters.recognise(tensors) and any(id(each) not in self.masters.index for each in tensors)
         if event == "call":
             limit = frame.f_locals.get("max_norm", frame.f_locals.get("clip_value"))
             limit = float(limit) if isinstance(limit, (int, float, Tensor)) else float("nan")
-            size = Sampled.size((each.grad for each in (told if copies else self.parameters)), kind)
-            gradient = self._gradient(told if copies else None)
+            size = Sampled.size((each.grad for each in (tensors if copies else self.parameters)), kind)
+            gradient = self._gradient(tensors if copies else None)
             self.window.clips.append(Clip(kind, len(self.window.passes), gradient, size, limit, self._tick()))
         elif copies and kind == "norm" and not (clip := self.window.clips[-1]).gradient.any():
             clip.size = float(frame.f_locals["total_norm"])
-            clip.gradient = self._gradient(told) / min(1.0, clip.limit / (clip.size + 1e-6))
-        elif not self.masters.meet(told):
+            clip.gradient = self._gradient(tensors) / min(1.0, clip.limit / (clip.size + 1e-6))
+        elif not self.masters.recognise(tensors):
             self.window.clips.pop()
 
     def _method(self, name: str, event: str, frame: FrameType) -> None:
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, LRScheduler) and name == "step" and event == "call":
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, LRScheduler) and name == "step" and event == "call":
             outer = frame.f_back.f_locals.get("self") if frame.f_back else None
             if not isinstance(outer, LRScheduler):  # neither its first step, in its making, nor part of another's
-                self.window.schedule_steps[id(owner)] = self.window.schedule_steps.get(id(owner), 0) + 1
-        elif isinstance(owner, torch.amp.GradScaler):
-            self._scaler(owner, name, event)
-        elif isinstance(owner, AveragedModel) and name == "update_parameters" and event == "call":
-            self.window.averages[id(owner)] = self.window.averages.get(id(owner), 0) + 1
+                self.window.schedule_steps[id(caller)] = self.window.schedule_steps.get(id(caller), 0) + 1
+        elif isinstance(caller, torch.amp.GradScaler):
+            self._scaler(caller, name, event)
+        elif isinstance(caller, AveragedModel) and name == "update_parameters" and event == "call":
+            self.window.averages[id(caller)] = self.window.averages.get(id(caller), 0) + 1
 
     def _scaler(self, scaler: torch.amp.GradScaler, name: str, event: str) -> None:
         if not scaler.is_enabled():
@@ -177,7 +178,7 @@ class Watch:
     # optimizer steps
 
     def _before_step(self, optimizer: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        if not self.masters.meet(_parameters(optimizer)):
+        if not self.masters.recognise(_parameters(optimizer)):
             return None
         if self.stepping:
             self._inside(optimizer)
@@ -208,7 +209,7 @@ class Watch:
         self.buffers, self.taken = Buffers(optimizer), True
 
     def _inside(self, optimizer: Any) -> None:
-        """A step within a step: what the outer one has made of the gradient in between is what counts."""
+        """A step within a step: the gradient that counts is the one that the outer step passes on."""
         step = self.window.steps[-1] if self.window.steps else None
         if step is None or step.optimizer != self.stepping or not self.taken:
             return
@@ -222,8 +223,8 @@ class Watch:
         parameters = _parameters(optimizer)
         own = self.sampled.read(self.masters.spread(parameters, gradients=False))
         gradients = self.masters.spread(parameters, gradients=True)
-        found = getattr(optimizer, "grad_scale", None)  # a fused step divides by it itself
-        scale = 1.0 if found is None else float(found)
+        grad_scale = getattr(optimizer, "grad_scale", None)  # a fused step divides by it itself
+        scale = 1.0 if grad_scale is None else float(grad_scale)
         if any(group.get("maximize") for group in optimizer.param_groups):
             scale = -scale
         return Step(
@@ -239,9 +240,9 @@ class Watch:
         )
 
     def _forget(self, optimizer: Any) -> None:
-        """The steps of an optimizer whose copies the weights do not follow are no steps of the model."""
+        """Drop the steps of an optimizer whose copies the weights do not follow: they are no steps of the model."""
         copies, steps = self._copies(optimizer), [step for step in self.window.steps if step.optimizer == id(optimizer)]
-        lost = any(step.moved for step in steps) and not self.masters.followed(copies)
+        lost = any(step.moved for step in steps) and not self.masters.agree(copies)
         lost |= not any(step.gradient.any() for step in steps) and torch.equal(self.window.start, self.window.end)
         if len(copies) == len(_parameters(optimizer)) and lost:
             self.window.steps = [step for step in self.window.steps if step.optimizer != id(optimizer)]
@@ -265,7 +266,7 @@ class Watch:
         step, self.taken = self.window.steps[-1], False
         copies = zip(self.positions, self._copies(optimizer), strict=True)
         step.moved = not torch.equal(step.before, self._weights()) or not all(torch.equal(*pair) for pair in copies)
-        step.gathers = not step.moved and self.buffers.gathered()
+        step.gathers = not step.moved and self.buffers.accumulated()
 
 
 NAMES = {"step", "unscale_", "update_parameters"}
