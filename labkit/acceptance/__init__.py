@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from labkit.acceptance.equality import INVARIANTS, Outcome, examples, held
+from labkit.acceptance.equality import INVARIANTS, Outcome, check_invariant, examples
 from labkit.acceptance.record import NOT_RUN
 from labkit.acceptance.record import Gate as Gate
 from labkit.acceptance.record import Record as Record
 from labkit.acceptance.record import Side as Side
-from labkit.acceptance.side import Twin, look
-from labkit.acceptance.state import Found, record
+from labkit.acceptance.side import Twin, examine
+from labkit.acceptance.state import State, record
 from labkit.acceptance.timing import Clock
 from labkit.audit.references import LossSum
 from labkit.audit.runs import Build
@@ -40,12 +40,12 @@ def accept(
     seconds: float = 0.2,
     clock: Clock = time.perf_counter,
 ) -> Record:
-    """Whether a candidate may take the base's place: adopt, reject or cannot tell, with every number behind it.
+    """Whether a candidate may replace the base: adopt, reject or cannot tell, with every number behind it.
 
-    >>> from labkit.acceptance.candidates import Made
-    >>> made = Made("twice the microbatch")
-    >>> record = accept(made.base, made.candidate, made.microbatches, made.loss_sum, invariant="systems",
-    ...                 candidate_microbatches=made.candidate_microbatches, seconds=0, clock=made.clock)
+    >>> from labkit.acceptance.candidates import Pair
+    >>> pair = Pair("twice the microbatch")
+    >>> record = accept(pair.base, pair.candidate, pair.microbatches, pair.loss_sum, invariant="systems",
+    ...                 candidate_microbatches=pair.candidate_microbatches, seconds=0, clock=pair.clock)
     >>> record.verdict, record.passed
     ('adopt', 4)
 
@@ -56,7 +56,7 @@ def accept(
     concat, objective: as for the audit. windows: updates of the trace. runs, margin: of the throughput, as for
     `labkit.decision.decide`. seconds: least time of one run. clock: seconds, to be injected where none may be read.
     The gates, in order: the invariant; one update equal up to rounding; traces of loss and gradient norm as close as
-    rounding leaves them; throughput. A gate that fails ends the test, and so does a base that is wrong itself.
+    rounding leaves them; throughput. A gate that fails ends the test, and so does a base that is faulty itself.
     Raises LabError for anything that the audit refuses, and for models that do not start alike.
     """
     Choice(INVARIANTS).check("invariant", invariant, str)
@@ -69,19 +69,19 @@ def accept(
     cut = microbatches if candidate_microbatches is None else candidate_microbatches
     calls = min(2, windows)
     sides = (
-        look("base", base, microbatches, loss_sum, concat, calls, objective),
-        look("candidate", candidate, cut, loss_sum, concat, calls, objective),
+        examine("base", base, microbatches, loss_sum, concat, calls, objective),
+        examine("candidate", candidate, cut, loss_sum, concat, calls, objective),
     )
     twins = Twin(sides[0], loss_sum), Twin(sides[1], loss_sum)
-    found = Found(sides, twins[0], examples(*sides, twins))
+    state = State(sides, twins[0], examples(*sides, twins))
     gates: list[Gate] = []
     questions: dict[str, Callable[[], Outcome]] = {
-        "invariant": lambda: held(invariant, *sides, found.examples),
-        "equality": lambda: found.equal(invariant, windows),
-        "traces": lambda: found.within(gates[1].outcome),
-        "throughput": lambda: found.faster(runs, margin, seconds, clock),
+        "invariant": lambda: check_invariant(invariant, *sides, state.examples),
+        "equality": lambda: state.check_equality(invariant, windows),
+        "traces": lambda: state.check_traces(gates[1].outcome),
+        "throughput": lambda: state.check_throughput(runs, margin, seconds, clock),
     }
     for name, ask in questions.items():
-        ended = next((gate.name for gate in gates if found.ends(gate)), "")
+        ended = next((gate.name for gate in gates if state.ends(gate)), "")
         gates.append(Gate(name, *((NOT_RUN, f"{ended} ended the test.") if ended else ask())))
-    return record(found, gates, invariant=invariant, objective=objective, windows=windows, runs=runs, margin=margin)
+    return record(state, gates, invariant=invariant, objective=objective, windows=windows, runs=runs, margin=margin)

@@ -1,4 +1,4 @@
-"""Steps that somebody would like to adopt: eight of them beside one base, on a clock that is made."""
+"""Steps that somebody would like to adopt: eight candidates and one base, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.optim import SGD
 
 from labkit.acceptance import Record, accept
 from labkit.acceptance.equality import INVARIANTS, NO_TEST, examples
-from labkit.acceptance.side import Sided, Twin, look, traced
-from labkit.acceptance.traces import CONTROLS, bands, changed, differences, nudge
+from labkit.acceptance.side import TestedStep, Twin, examine, trace
+from labkit.acceptance.traces import CONTROLS, bands, differences, nudge, progress
 from labkit.corpus import Batch, Seed, batch
 from labkit.declare import Choice, Range, quantity
 from labkit.nets import VOCABULARY, next_token_loss, valid_tokens
@@ -107,11 +107,11 @@ class Clock:
         self.now += seconds
 
 
-class Made:
-    """A base and a candidate on a few documents, whose updates take a made time.
+class Pair:
+    """A base and a candidate on a few documents, whose updates take a simulated time.
 
-    >>> made = Made("dropped tail")
-    >>> [valid_tokens(labels) for _, labels in made.microbatches]
+    >>> pair = Pair("dropped tail")
+    >>> [valid_tokens(labels) for _, labels in pair.microbatches]
     [30, 21, 9]
     """
 
@@ -130,20 +130,20 @@ class Made:
         self.candidate_microbatches = cut(self.idea.batches, self.idea.rows, seed, tail=self.idea.tail)
 
     def base(self) -> tuple[nn.Module, Callable[[Microbatches], None]]:
-        """The step that is there."""
-        return self._built(token_mean, self.dtype, 1.0)
+        """The present step."""
+        return self._build(token_mean, self.dtype, 1.0)
 
     def candidate(self) -> tuple[nn.Module, Callable[[Microbatches], None]]:
-        """The step that may take its place."""
-        return self._built(self.idea.loop, torch.float32 if self.idea.single else self.dtype, self.idea.time)
+        """The step that may replace it."""
+        return self._build(self.idea.loop, torch.float32 if self.idea.single else self.dtype, self.idea.time)
 
-    def sides(self) -> tuple[Sided, Sided]:
+    def sides(self) -> tuple[TestedStep, TestedStep]:
         """Both, audited and watched in their first update."""
-        given = (
+        builds = (
             ("base", self.base, self.microbatches),
             ("candidate", self.candidate, self.candidate_microbatches),
         )
-        base, candidate = (look(*each, self.loss_sum, None, 1, "token-mean") for each in given)
+        base, candidate = (examine(*each, self.loss_sum, None, 1, "token-mean") for each in builds)
         return base, candidate
 
     @staticmethod
@@ -152,7 +152,7 @@ class Made:
         tokens, labels = microbatch
         return next_token_loss(model, tokens, labels, "sum"), valid_tokens(labels)
 
-    def _built(self, loop: Loop, dtype: torch.dtype, time: float) -> tuple[nn.Module, Callable[[Microbatches], None]]:
+    def _build(self, loop: Loop, dtype: torch.dtype, time: float) -> tuple[nn.Module, Callable[[Microbatches], None]]:
         model = network(self.seed, dtype)
         optimizer = SGD(model.parameters(), lr=self.rate, momentum=0.9)
 
@@ -186,8 +186,8 @@ def cut(batches: int, rows: int, seed: int, *, tail: bool = True) -> list[Batch]
     >>> [len(tokens) for tokens, _ in cut(1, 2, 0)], [len(tokens) for tokens, _ in cut(1, 4, 0)]
     ([2, 2, 1], [4, 1])
     """
-    drawn = [batch(seed + 10_000 * at, DOCUMENTS, 16, text="made") for at in range(batches)]
-    tokens, labels = (torch.cat(parts) for parts in zip(*drawn, strict=True))
+    pairs = [batch(seed + 10_000 * at, DOCUMENTS, 16, text="made") for at in range(batches)]
+    tokens, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     microbatches = zip(tokens.split(rows), labels.split(rows), strict=True)
     return [each for each in microbatches if tail or len(each[0]) == rows]
 
@@ -202,31 +202,31 @@ def acceptance(
     noise: Annotated[float, Range(0, 0.3, step=0.01, help="of the clock, relative, from run to run")] = 0.01,
     seed: Seed = 0,
 ) -> Record:
-    """A base and a candidate before the four gates, on a made clock.
+    """A base and a candidate before the four gates, on a simulated clock.
 
     >>> acceptance(candidate="mean of means").verdict
     'reject'
 
     The base's update takes 10 ms of that clock, the candidate's the share in `IDEAS`, each times exp(noise · normal).
     """
-    made = Made(candidate, noise=noise, seed=seed)
+    pair = Pair(candidate, noise=noise, seed=seed)
     return accept(
-        made.base,
-        made.candidate,
-        made.microbatches,
-        made.loss_sum,
+        pair.base,
+        pair.candidate,
+        pair.microbatches,
+        pair.loss_sum,
         invariant=invariant,
-        candidate_microbatches=made.candidate_microbatches,
+        candidate_microbatches=pair.candidate_microbatches,
         windows=updates,
         runs=runs,
         margin=margin,
         seconds=0,
-        clock=made.clock,
+        clock=pair.clock,
     )
 
 
 @dataclass(frozen=True)
-class Followed:
+class TracePair:
     """Two trainings side by side, and how far rounding can take the base's."""
 
     base: tuple[float, ...] = quantity("mean loss before and after each update", "nat")
@@ -251,34 +251,34 @@ def traces(
     updates: Annotated[int, Range(1, 32, unit="updates", help="length of the trace")] = 8,
     learning_rate: Annotated[float, Range(0.01, 10, log=True, help="of SGD with momentum 0.9")] = 0.5,
     seed: Seed = 0,
-) -> Followed:
+) -> TracePair:
     """Loss of base and candidate over some updates, and how far rounding can take them apart.
 
-    >>> found = traces(updates=4)
-    >>> found.outside, found.first
+    >>> comparison = traces(updates=4)
+    >>> comparison.outside, comparison.first
     (3, 2)
 
-    Three control runs of the base meet gradients that are moved by as much as rounding can; the band is the largest
-    distance that came of it so far. Both losses are of the base's examples, in float64.
+    In three control runs of the base the gradients are moved by as much as rounding can move them; the band is the
+    largest distance from the base so far. Both losses are of the base's examples, in float64.
     """
-    made = Made(candidate, seed=seed, rate=learning_rate, dtype=getattr(torch, precision))
-    base, other = made.sides()
-    twin = Twin(base, made.loss_sum)
-    rounding = examples(base, other, (twin, Twin(other, made.loss_sum))).rounding
+    pair = Pair(candidate, seed=seed, rate=learning_rate, dtype=getattr(torch, precision))
+    base, other = pair.sides()
+    twin = Twin(base, pair.loss_sum)
+    rounding = examples(base, other, (twin, Twin(other, pair.loss_sum))).rounding
     assert rounding  # float32 and float64 leave digits in so short a sum
-    moved = [nudge(rounding.value / rounding.cancellation, each) for each in CONTROLS]
-    controls = [traced(base, twin, updates, each) for each in moved]
-    ours, theirs = traced(base, twin, updates), traced(other, twin, updates)
+    nudges = [nudge(rounding.value / rounding.cancellation, each) for each in CONTROLS]
+    controls = [trace(base, twin, updates, each) for each in nudges]
+    ours, theirs = trace(base, twin, updates), trace(other, twin, updates)
     band = bands(ours, controls, rounding.value).losses
-    apart = differences(ours.losses, theirs.losses)
-    outside = [at for at, (d, most) in enumerate(zip(apart, band, strict=True)) if not d <= most]
-    return Followed(
+    distances = differences(ours.losses, theirs.losses)
+    outside = [at for at, (d, most) in enumerate(zip(distances, band, strict=True)) if not d <= most]
+    return TracePair(
         ours.losses,
         theirs.losses,
-        tuple(apart),
+        tuple(distances),
         band,
         len(outside),
         min(outside, default=0),
-        changed(ours.losses),
+        progress(ours.losses),
         rounding.value,
     )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.acceptance.record import FAILED, PASSED, UNSURE
-from labkit.acceptance.side import Sided, Trace, Twin
+from labkit.acceptance.side import TestedStep, Trace, Twin
 from labkit.audit.measurements import Fault
 from labkit.audit.references import References
 from labkit.errors import LabError
@@ -39,19 +39,19 @@ class Examples:
     @property
     def difference(self) -> float:
         """How far the two summed gradients are apart, relative."""
-        return apart(self.candidate.gradients.sum(0), self.base.gradients.sum(0))
+        return distance(self.candidate.gradients.sum(0), self.base.gradients.sum(0))
 
 
-def apart(one: Tensor, other: Tensor) -> float:
+def distance(one: Tensor, other: Tensor) -> float:
     """‖one − other‖ / ‖other‖.
 
-    >>> round(apart(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0])), 6)
+    >>> round(distance(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0])), 6)
     0.1
     """
     return float((one - other).norm() / other.norm())
 
 
-def examples(base: Sided, candidate: Sided, twins: tuple[Twin, Twin]) -> Examples:
+def examples(base: TestedStep, candidate: TestedStep, twins: tuple[Twin, Twin]) -> Examples:
     """The gradients of both sides' microbatches at the base's weights. LabError where the models are no pair."""
     start, other = base.window.start, candidate.window.start
     if twins[0].sampled.sizes != twins[1].sampled.sizes:
@@ -59,7 +59,7 @@ def examples(base: Sided, candidate: Sided, twins: tuple[Twin, Twin]) -> Example
         against = f"{len(start):,} in {len(twins[0].sampled.sizes)}"
         raise LabError(f"the candidate trains {sizes}, the base {against}: try two models of the same parameters")
     rounded = 2 * unit_roundoff(max(base.dtype, candidate.dtype, key=unit_roundoff))
-    if (off := apart(other, start)) > rounded:
+    if (off := distance(other, start)) > rounded:
         raise LabError(f"the candidate starts from weights that are {percent(off)} off: try the same seed in both")
     before, after = (twin.at(start) for twin in twins)
     exact = _bound(base, candidate, before, torch.float64).value
@@ -70,24 +70,24 @@ def examples(base: Sided, candidate: Sided, twins: tuple[Twin, Twin]) -> Example
     return Examples(before, after, derived, str(derived), exact)
 
 
-def _bound(base: Sided, candidate: Sided, found: References, dtype: torch.dtype) -> Tolerance:
+def _bound(base: TestedStep, candidate: TestedStep, references: References, dtype: torch.dtype) -> Tolerance:
     """Every coordinate adds up a term of each valid token, and one of each microbatch."""
     terms = base.tokens + max(len(base.microbatches), len(candidate.microbatches))
-    return tolerance(found.gradients, count=terms, depth=depth(base.model), dtype=dtype)
+    return tolerance(references.gradients, count=terms, depth=depth(base.model), dtype=dtype)
 
 
-def held(invariant: str, base: Sided, candidate: Sided, found: Examples) -> Outcome:
-    """The first gate: whether what was declared to be fixed is fixed."""
+def check_invariant(invariant: str, base: TestedStep, candidate: TestedStep, gradients: Examples) -> Outcome:
+    """The first gate: whether what was declared fixed stays fixed."""
     a, b = base.tokens, candidate.tokens
     if invariant == "large-batch":
         changed = f"{a} valid tokens an update become {b}" if a != b else f"{a} valid tokens an update stay {b}"
-        said = "gradients need not be equal then, and nothing here shows that training stays as good"
-        return UNSURE, f"declared large-batch, {changed}: {said}. Speed alone adopts nothing: make a quality run."
+        why = "gradients need not be equal then, and nothing here shows that training stays as good"
+        return UNSURE, f"declared large-batch, {changed}: {why}. Speed alone adopts nothing: make a quality run."
     if a != b:
         return FAILED, f"the candidate's update holds {b} valid tokens, the base's {a}: another global batch."
     layers = (*base.random_layers, *base.batch_layers, *candidate.random_layers, *candidate.batch_layers)
-    if found.difference > found.exact and not layers:  # else the next gate names them
-        off = f"the sum of their gradients is {percent(found.difference)} off"
+    if gradients.difference > gradients.exact and not layers:  # else the next gate names them
+        off = f"the sum of their gradients is {percent(gradients.difference)} off"
         return FAILED, f"as many valid tokens, {a}, but {off}: other examples, or a layer that looks at the batch."
     steps = base.report.optimizer_steps, candidate.report.optimizer_steps
     if steps[0] != steps[1]:
@@ -96,17 +96,17 @@ def held(invariant: str, base: Sided, candidate: Sided, found: Examples) -> Outc
     return PASSED, f"the same {a} valid tokens in one update, in {K[0]} microbatches before and {K[1]} after."
 
 
-def faults(side: Sided) -> list[Fault]:
-    """What its audit found; random numbers are another matter, they are named or turned off."""
+def faults(side: TestedStep) -> list[Fault]:
+    """The faults that its audit names; random numbers do not count, they are reported or turned off elsewhere."""
     return [each for each in side.report.details if each.word != "nondeterministic"]
 
 
-def audited(base: Sided, candidate: Sided) -> Outcome | None:
-    """What the audits of both sides, and what is in the models, leave to say; None where nothing is in the way."""
-    if found := faults(candidate):
-        return FAILED, " ".join(f"the candidate's audit says {each.word}: {each.said}" for each in found)
-    if found := faults(base):
-        return UNSURE, f"the base itself is wrong, {found[0].word}: {found[0].said} Mend it first."
+def audit_outcome(base: TestedStep, candidate: TestedStep) -> Outcome | None:
+    """The outcome where an audit or a random layer stands in the way of comparing the sides; else None."""
+    if errors := faults(candidate):
+        return FAILED, " ".join(f"the candidate's audit says {each.word}: {each.said}" for each in errors)
+    if errors := faults(base):
+        return UNSURE, f"the base itself is wrong, {errors[0].word}: {errors[0].said} Mend it first."
     for side in (base, candidate):
         if side.random_layers:
             return UNSURE, f"in the {side.name} {', '.join(side.random_layers)} draw random numbers: turn them off."
@@ -116,22 +116,24 @@ def audited(base: Sided, candidate: Sided) -> Outcome | None:
     return None
 
 
-def equal(base: Sided, candidate: Sided, found: Examples, deltas: tuple[float, float]) -> Outcome:
+def check_equality(
+    base: TestedStep, candidate: TestedStep, gradients: Examples, deltas: tuple[float, float]
+) -> Outcome:
     """The second gate: whether gradient and parameters of one update are equal, up to rounding.
 
     deltas: how far the parameters' moves are apart, and what a gradient within its tolerance explains.
     """
-    if heard := audited(base, candidate):
-        return heard
-    if found.rounding is None:
-        return UNSURE, f"{found.derivation}, in both sides."
-    if found.bound > NO_TEST:
-        said = f"rounding alone may explain {percent(found.bound)} of a difference, too much for a test"
-        return UNSURE, f"{said}: build both sides in float64 for it."
-    gradient = apart(candidate.gradient, base.gradient)
-    words = f"gradients before clipping {gradient:.1g} off (rounding explains {found.bound:.1g})"
+    if outcome := audit_outcome(base, candidate):
+        return outcome
+    if gradients.rounding is None:
+        return UNSURE, f"{gradients.derivation}, in both sides."
+    if gradients.bound > NO_TEST:
+        why = f"rounding alone may explain {percent(gradients.bound)} of a difference, too much for a test"
+        return UNSURE, f"{why}: build both sides in float64 for it."
+    difference = distance(candidate.gradient, base.gradient)
+    words = f"gradients before clipping {difference:.1g} off (rounding explains {gradients.bound:.1g})"
     words = f"{words}, parameters after one update {deltas[0]:.1g} off ({deltas[1]:.1g})"
-    if gradient <= found.bound and deltas[0] <= deltas[1]:
+    if difference <= gradients.bound and deltas[0] <= deltas[1]:
         return PASSED, f"{words}."
     if unit_roundoff(candidate.dtype) > unit_roundoff(base.dtype):
         name = str(candidate.dtype).removeprefix("torch.")
@@ -140,11 +142,11 @@ def equal(base: Sided, candidate: Sided, found: Examples, deltas: tuple[float, f
     return FAILED, f"{words}: this is another update{looks}."
 
 
-def delta_tolerance(base: Sided, controls: list[Trace], bound: float) -> float:
+def delta_tolerance(base: TestedStep, controls: list[Trace], bound: float) -> float:
     """What a gradient within its tolerance, and rounding of the parameters, explain of the parameters' moves."""
     size = float(base.delta.norm())
     if not size > 0:
         return math.nan
-    moved = max((apart(control.first, base.delta) for control in controls), default=0.0)
+    change = max((distance(control.first, base.delta) for control in controls), default=0.0)
     rounded = 4 * unit_roundoff(base.dtype) * float(base.window.start.norm()) / size
-    return max(bound, moved) + rounded
+    return max(bound, change) + rounded

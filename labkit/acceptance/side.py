@@ -1,4 +1,4 @@
-"""One side of the test: its step called with seeded random numbers, watched or traced, and its gradient in float64."""
+"""One side of the test: its step run with seeded random numbers, watched or traced, and its gradient in float64."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ EVERY = 2**62  # coordinates looked at
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """What training did: the mean loss and the length of its gradient at every place that the weights came to."""
+    """A training run: the mean loss and the length of its gradient before and after each update."""
 
-    losses: tuple[float, ...]  # before and after each update
+    losses: tuple[float, ...]
     norms: tuple[float, ...]
     first: Tensor  # how the parameters moved in the first update
     skipped: int  # updates that moved no weight
 
 
 @dataclass(frozen=True, eq=False)
-class Sided:
-    """A side of the test."""
+class TestedStep:
+    """The base or the candidate, with its audit and its first update."""
 
     name: str
     build: Build
@@ -59,7 +59,7 @@ class Sided:
 
     @property
     def gradient(self) -> Tensor:
-        """What reached the optimizer in the first update, before a clip in its place; all of it, float64."""
+        """The gradient that reached the optimizer in the first update, before a clip in the right place; float64."""
         window = self.window
         clips = [clip for clip in window.clips if clip.passes == len(window.passes_before_step)]
         if clips:
@@ -73,9 +73,9 @@ class Sided:
         return self.window.end - self.window.start
 
 
-def look(
+def examine(
     name: str, build: Build, microbatches: Sequence[Any], loss_sum: LossSum, concat: Any, windows: int, objective: str
-) -> Sided:
+) -> TestedStep:
     """A side, audited, inspected and watched in its first update. LabError names the side that raises."""
     try:
         report = audit(build, microbatches, loss_sum, concat=concat, windows=windows, objective=objective)
@@ -91,13 +91,13 @@ def look(
         tuple(f"{each.name or 'the model'} ({each.layer})" for each in findings if each.kind == kind)
         for kind in ("draws random numbers", "looks at the batch")
     ]
-    return Sided(name, build, list(microbatches), model, report, window, *layers)
+    return TestedStep(name, build, list(microbatches), model, report, window, *layers)
 
 
 class Twin:
     """A float64 copy of a side's model, which takes the weights of either side."""
 
-    def __init__(self, side: Sided, loss_sum: LossSum) -> None:
+    def __init__(self, side: TestedStep, loss_sum: LossSum) -> None:
         self.side, self.sampled = side, Sampled(side.model, EVERY)
         self.copy = Model64(side.model, self.sampled, loss_sum)
 
@@ -109,25 +109,25 @@ class Twin:
         return self.copy.references(self.side.microbatches)
 
 
-def traced(side: Sided, twin: Twin, windows: int, nudge: Nudge | None = None) -> Trace:
-    """The first `windows` updates of a side, judged by the twin; with a nudge each meets a moved gradient."""
+def trace(side: TestedStep, twin: Twin, windows: int, nudge: Nudge | None = None) -> Trace:
+    """The first `windows` updates of a side, judged by the twin; with a nudge, of moved gradients."""
     losses, norms, skipped = [], [], 0
     with seeded(SEED):
         model, step = side.build()
         weights = [twin.sampled.read(model.parameters())]
         with nudge(model) if nudge else nullcontext():
             for _ in range(windows):
-                called(step, side.microbatches)
+                update(step, side.microbatches)
                 weights.append(twin.sampled.read(model.parameters()))
                 skipped += torch.equal(weights[-1], weights[-2])
     for each in weights:
-        loss, norm = _judged(twin, each)
+        loss, norm = _loss_and_norm(twin, each)
         losses.append(loss)
         norms.append(norm)
     return Trace(tuple(losses), tuple(norms), weights[1] - weights[0], skipped)
 
 
-def called(step: Step, microbatches: list[Any]) -> None:
+def update(step: Step, microbatches: list[Any]) -> None:
     """One update."""
     try:
         step(list(microbatches))
@@ -135,12 +135,12 @@ def called(step: Step, microbatches: list[Any]) -> None:
         raise LabError(f"the step raises {type(error).__name__}: {error}: try it by itself first") from error
 
 
-def _judged(twin: Twin, weights: Tensor) -> tuple[float, float]:
+def _loss_and_norm(twin: Twin, weights: Tensor) -> tuple[float, float]:
     if not weights.isfinite().all():
         return math.nan, math.nan
-    found = twin.at(weights)
-    N = float(found.counts.sum())
-    return float(found.losses.sum()) / N, float(found.gradients.sum(0).norm()) / N
+    references = twin.at(weights)
+    N = float(references.counts.sum())
+    return float(references.losses.sum()) / N, float(references.gradients.sum(0).norm()) / N
 
 
 def _eps(kind: torch.dtype) -> float:

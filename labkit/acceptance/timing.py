@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from labkit.acceptance.record import FAILED, PASSED, UNSURE
-from labkit.acceptance.side import SEED, Sided, called
+from labkit.acceptance.side import SEED, TestedStep, update
 from labkit.audit.runs import seeded
 from labkit.decision import Decision
 from labkit.errors import LabError
@@ -19,7 +19,7 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
-class Timed:
+class Timing:
     """The runs of both sides, in the order base, candidate."""
 
     seconds: tuple[tuple[float, ...], tuple[float, ...]]
@@ -27,20 +27,20 @@ class Timed:
     updates: int  # of one run
 
 
-def timed(sides: Sequence[Sided], runs: int, seconds: float, clock: Clock) -> Timed:
+def time_sides(sides: Sequence[TestedStep], runs: int, seconds: float, clock: Clock) -> Timing:
     """Seconds and throughput of each run: warm, A B A B, from before an update to after one.
 
     A run makes as many updates as the faster side makes in `seconds`, at least one.
     """
     with seeded(SEED):
-        made = [side.build() for side in sides]
+        steps = [side.build() for side in sides]
 
         def run(at: int, updates: int) -> float:
-            model, step = made[at]
+            model, step = steps[at]
             settle(model)
             start = clock()
             for _ in range(updates):
-                called(step, sides[at].microbatches)
+                update(step, sides[at].microbatches)
             settle(model)
             return clock() - start
 
@@ -50,7 +50,7 @@ def timed(sides: Sequence[Sided], runs: int, seconds: float, clock: Clock) -> Ti
     return _per_second(sides, rounds, updates)
 
 
-def _per_second(sides: Sequence[Sided], rounds: list[list[float]], updates: int) -> Timed:
+def _per_second(sides: Sequence[TestedStep], rounds: list[list[float]], updates: int) -> Timing:
     base, candidate = (tuple(round[at] for round in rounds) for at in range(2))
     if not min(*base, *candidate) > 0:
         raise LabError(f"a run took {min(*base, *candidate):g} s by this clock: try one that advances")
@@ -58,7 +58,7 @@ def _per_second(sides: Sequence[Sided], rounds: list[list[float]], updates: int)
         tuple(side.tokens * updates / each for each in times)
         for side, times in zip(sides, (base, candidate), strict=True)
     ]
-    return Timed((base, candidate), (rates[0], rates[1]), updates)
+    return Timing((base, candidate), (rates[0], rates[1]), updates)
 
 
 def settle(model: nn.Module) -> None:
@@ -70,7 +70,7 @@ def settle(model: nn.Module) -> None:
         torch.cuda.synchronize()
 
 
-def faster(decision: Decision) -> tuple[str, str]:
+def check_throughput(decision: Decision) -> tuple[str, str]:
     """The fourth gate: whether the candidate's throughput is higher by the margin."""
     outcome = {"faster": PASSED, "not faster": FAILED}.get(decision.verdict, UNSURE)
     return outcome, decision.explain()

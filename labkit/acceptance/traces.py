@@ -1,4 +1,4 @@
-"""The third gate: training is followed for some updates, and compared with what rounding grows to."""
+"""The third gate: the training runs are compared for some updates, within what rounding grows to."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Bands:
 
 
 def nudge(bound: float, seed: int) -> Nudge:
-    """Every microbatch's gradient is moved, coordinate by coordinate, by a share of itself, up or down by chance.
+    """Move every microbatch's gradient, coordinate by coordinate, by a share of itself, up or down at random.
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> with nudge(0.5, 0)(model): model(torch.ones(1, 2)).sum().backward()
@@ -63,8 +63,10 @@ def bands(base: Trace, controls: Sequence[Trace], bound: float) -> Bands:
 
 
 def _band(base: Sequence[float], controls: Sequence[Sequence[float]], bound: float) -> tuple[float, ...]:
-    away = [max(abs(each - value) for each in others) for value, *others in zip(base, *controls, strict=True)]
-    return tuple(grown + bound * abs(value) for grown, value in zip(itertools.accumulate(away, max), base, strict=True))
+    distances = [max(abs(each - value) for each in others) for value, *others in zip(base, *controls, strict=True)]
+    return tuple(
+        grown + bound * abs(value) for grown, value in zip(itertools.accumulate(distances, max), base, strict=True)
+    )
 
 
 def differences(base: Sequence[float], candidate: Sequence[float]) -> list[float]:
@@ -76,38 +78,38 @@ def differences(base: Sequence[float], candidate: Sequence[float]) -> list[float
     return [abs(b - a) for a, b in zip(base, candidate, strict=True)]
 
 
-def changed(losses: Sequence[float]) -> float:
-    """How far training took the loss from where it began.
+def progress(losses: Sequence[float]) -> float:
+    """The furthest that training moved the loss from its first value.
 
-    >>> changed([3.0, 2.0, 2.5])
+    >>> progress([3.0, 2.0, 2.5])
     1.0
     """
     return max(abs(each - losses[0]) for each in losses)
 
 
-def within(base: Trace, candidate: Trace, allowed: Bands | None) -> tuple[str, str]:
-    """The third gate: no more skipped updates, and traces as close as rounding leaves them; None: not compared."""
+def check_traces(base: Trace, candidate: Trace, allowed: Bands | None) -> tuple[str, str]:
+    """The third gate: no more skipped updates, and traces as close as rounding allows; None: no bands known."""
     updates = len(base.losses) - 1
     if candidate.skipped > base.skipped:
         return FAILED, f"the candidate skipped {word(candidate.skipped)} of {updates} updates, the base {base.skipped}."
     if not all(each < float("inf") for each in candidate.losses):
         return FAILED, f"the candidate's loss is not finite within {updates} updates."
-    off = differences(base.losses, candidate.losses)
+    gaps = differences(base.losses, candidate.losses)
     if allowed is None:
-        said = f"over {updates} updates the losses differ by up to {max(off):.1g} nat"
-        return UNSURE, f"{said}, and no band says how much of that is rounding."
-    progress = changed(base.losses)
-    if not allowed.losses[-1] < NO_TEST * progress:
+        what = f"over {updates} updates the losses differ by up to {max(gaps):.1g} nat"
+        return UNSURE, f"{what}, and no band says how much of that is rounding."
+    change = progress(base.losses)
+    if not allowed.losses[-1] < NO_TEST * change:
         grown = f"rounding grows to {allowed.losses[-1]:.1g} nat in {updates} updates"
-        than = f"more than {percent(NO_TEST)} of what training changed the loss by, {progress:.1g}"
+        than = f"more than {percent(NO_TEST)} of what training changed the loss by, {change:.1g}"
         return UNSURE, f"{grown}, {than}: take fewer windows, or float64."
-    for name, found, band in (
-        ("losses", off, allowed.losses),
+    for name, values, band in (
+        ("losses", gaps, allowed.losses),
         ("gradient norms", differences(base.norms, candidate.norms), allowed.norms),
     ):
-        beyond = [at for at, (d, most) in enumerate(zip(found, band, strict=True)) if d > most]
+        beyond = [at for at, (d, most) in enumerate(zip(values, band, strict=True)) if d > most]
         if beyond:
             at = beyond[0]
-            return FAILED, f"after update {at} the {name} differ by {found[at]:.1g}, rounding explains {band[at]:.1g}."
-    said = f"{updates} updates, {base.skipped} skipped; losses at most {max(off):.1g} nat apart"
-    return PASSED, f"{said}, where rounding grows to {allowed.losses[-1]:.1g}."
+            return FAILED, f"after update {at} the {name} differ by {values[at]:.1g}, rounding explains {band[at]:.1g}."
+    what = f"{updates} updates, {base.skipped} skipped; losses at most {max(gaps):.1g} nat apart"
+    return PASSED, f"{what}, where rounding grows to {allowed.losses[-1]:.1g}."

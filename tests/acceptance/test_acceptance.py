@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import labkit.__main__ as command
 from labkit import LabError
 from labkit.acceptance import Gate, Record, accept
-from labkit.acceptance.candidates import IDEAS, Clock, Made, acceptance, cut, network, traces
+from labkit.acceptance.candidates import IDEAS, Clock, Pair, acceptance, cut, network, traces
 from labkit.acceptance.record import GATES
 from labkit.acceptance.side import Trace
 from labkit.acceptance.state import verdict
@@ -80,7 +80,7 @@ FAST = {"seconds": 0.0, "windows": 4}
 def judged(base: Side, candidate: Side, microbatches: Any = MICROBATCHES, **options: Any) -> Record:
     candidate.clock = base.clock
     given = {"invariant": "systems", "clock": base.clock, **FAST, **options}
-    return accept(base, candidate, microbatches, Made.loss_sum, **given)
+    return accept(base, candidate, microbatches, Pair.loss_sum, **given)
 
 
 @functools.cache
@@ -143,14 +143,14 @@ def test_a_noisy_clock_cannot_tell_and_a_margin_decides() -> None:
 
 
 def test_numbers_of_equality_are_those_of_a_plain_loop() -> None:
-    made = Made("mean of means")
+    pair = Pair("mean of means")
     record = tried(candidate="mean of means")
     model = network(0, torch.float64)
-    tokens, labels = whole(made.microbatches)
+    tokens, labels = whole(pair.microbatches)
     right = torch.autograd.grad(loss(model, tokens, labels) / valid(labels), list(model.parameters()))
     means = [
-        torch.autograd.grad(loss(model, t, y) / valid(y) / len(made.microbatches), list(model.parameters()))
-        for t, y in made.microbatches
+        torch.autograd.grad(loss(model, t, y) / valid(y) / len(pair.microbatches), list(model.parameters()))
+        for t, y in pair.microbatches
     ]
     flat = torch.cat([p.flatten() for p in right])
     wrong = sum(torch.cat([p.flatten() for p in each]) for each in means)
@@ -161,9 +161,9 @@ def test_numbers_of_equality_are_those_of_a_plain_loop() -> None:
 
 def test_the_tolerance_is_derived_from_what_is_added() -> None:
     record = tried()
-    made = Made("twice the microbatch")
+    pair = Pair("twice the microbatch")
     model = network(0, torch.float64)
-    rows = [torch.autograd.grad(loss(model, t, y), list(model.parameters())) for t, y in made.microbatches]
+    rows = [torch.autograd.grad(loss(model, t, y), list(model.parameters())) for t, y in pair.microbatches]
     norms = [math.hypot(*(float(p.norm()) for p in row)) for row in rows]
     total = math.hypot(*(float(sum(parts).norm()) for parts in zip(*rows, strict=True)))
     # 60 valid tokens and 3 microbatches are added; fan-ins 8, 8, 1, 8, 8 of embedding, hidden layer, its bias, head
@@ -257,9 +257,9 @@ def test_a_cut_of_the_base_is_looked_at_too() -> None:
 
 def test_random_layers_are_named_and_leave_it_open() -> None:
     def model() -> nn.Module:
-        made = network(0, torch.float64)
-        made.insert(1, nn.Dropout(0.5))  # type: ignore[operator]
-        return made
+        model = network(0, torch.float64)
+        model.insert(1, nn.Dropout(0.5))  # type: ignore[operator]
+        return model
 
     record = judged(Side(model=model), Side(model=model, time=0.5))
     assert record.verdict == "cannot tell" and record.base.random_layers == ("1 (Dropout)",)
@@ -303,12 +303,12 @@ def test_a_layer_that_looks_at_the_batch_is_named_where_it_makes_another_update(
 
 
 def test_a_base_that_is_wrong_itself_comes_first() -> None:
-    made = Made("mean of means")
-    options = {"invariant": "systems", "clock": made.clock, **FAST}
-    record = accept(made.candidate, made.base, made.microbatches, made.loss_sum, **options)
+    pair = Pair("mean of means")
+    options = {"invariant": "systems", "clock": pair.clock, **FAST}
+    record = accept(pair.candidate, pair.base, pair.microbatches, pair.loss_sum, **options)
     assert record.verdict == "cannot tell" and "the base itself is wrong, mean-of-means" in record.gates[1].said
     assert outcomes(record) == ["passed", "cannot tell", "not run", "not run"]
-    record = accept(made.candidate, made.candidate, made.microbatches, made.loss_sum, **options)
+    record = accept(pair.candidate, pair.candidate, pair.microbatches, pair.loss_sum, **options)
     assert record.verdict == "reject"
 
 
@@ -336,7 +336,7 @@ def test_a_right_candidate_passes_whatever_the_optimizer(optimizer: str, dtype: 
         return model, step
 
     options = {"invariant": "systems", "candidate_microbatches": cut(1, 4, 0), "seconds": 0.0, "windows": 6}
-    record = accept(build, build, MICROBATCHES, Made.loss_sum, clock=itertools.count().__next__, **options)
+    record = accept(build, build, MICROBATCHES, Pair.loss_sum, clock=itertools.count().__next__, **options)
     assert outcomes(record)[:3] == ["passed"] * 3, record
 
 
@@ -397,12 +397,12 @@ def test_a_loss_that_is_not_finite_fails() -> None:
 
 
 def test_where_rounding_grows_to_what_training_does_nothing_is_told() -> None:
-    made = Made("twice the microbatch", rate=10.0, dtype=torch.float32)
-    options = {"invariant": "systems", "clock": made.clock, "seconds": 0.0, "windows": 12}
-    cuts = {"candidate_microbatches": made.candidate_microbatches}
-    record = accept(made.base, made.candidate, made.microbatches, made.loss_sum, **cuts, **options)
+    pair = Pair("twice the microbatch", rate=10.0, dtype=torch.float32)
+    options = {"invariant": "systems", "clock": pair.clock, "seconds": 0.0, "windows": 12}
+    cuts = {"candidate_microbatches": pair.candidate_microbatches}
+    record = accept(pair.base, pair.candidate, pair.microbatches, pair.loss_sum, **cuts, **options)
     assert record.gates[2].outcome == "cannot tell" and "take fewer windows" in record.gates[2].said
-    record = accept(made.base, made.candidate, made.microbatches, made.loss_sum, **cuts, **{**options, "windows": 3})
+    record = accept(pair.base, pair.candidate, pair.microbatches, pair.loss_sum, **cuts, **{**options, "windows": 3})
     assert record.gates[2].outcome == "passed", "the remedy works"
 
 
@@ -447,7 +447,7 @@ def test_a_step_that_cannot_be_moved_has_no_band() -> None:
         return model, step
 
     record = accept(
-        build, build, MICROBATCHES, Made.loss_sum, invariant="systems", clock=itertools.count().__next__, **FAST
+        build, build, MICROBATCHES, Pair.loss_sum, invariant="systems", clock=itertools.count().__next__, **FAST
     )
     assert record.verdict != "adopt" and record.loss_band == ()
 
@@ -483,9 +483,9 @@ def test_a_wrong_step_is_not_timed() -> None:
     def clock() -> float:
         raise AssertionError("no clock is read before the other gates are passed")
 
-    made = Made("mean of means")
+    pair = Pair("mean of means")
     record = accept(
-        made.base, made.candidate, made.microbatches, made.loss_sum, invariant="systems", clock=clock, windows=2
+        pair.base, pair.candidate, pair.microbatches, pair.loss_sum, invariant="systems", clock=clock, windows=2
     )
     assert record.verdict == "reject" and record.base.throughputs == () and math.isnan(record.ratio)
 
@@ -543,7 +543,7 @@ def test_reasons_are_the_gates_that_decide() -> None:
 
 def test_the_invariant_has_no_default() -> None:
     with pytest.raises(TypeError, match="invariant"):
-        accept(Side(), Side(), MICROBATCHES, Made.loss_sum)  # type: ignore[call-arg]
+        accept(Side(), Side(), MICROBATCHES, Pair.loss_sum)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
@@ -577,7 +577,7 @@ def test_bad_settings_get_a_sentence(options: dict[str, Any], words: str) -> Non
 )
 def test_a_candidate_that_cannot_be_judged_gets_a_sentence(candidate: Any, words: str) -> None:
     with pytest.raises(LabError, match=words):
-        accept(Side(), candidate, MICROBATCHES, Made.loss_sum, invariant="systems", **FAST)
+        accept(Side(), candidate, MICROBATCHES, Pair.loss_sum, invariant="systems", **FAST)
 
 
 def test_a_step_that_raises_late_gets_a_sentence() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.transforms import blended_transform_factory
 
 from labkit.acceptance import Record, candidates
-from labkit.acceptance.candidates import Followed
+from labkit.acceptance.candidates import TracePair
 from labkit.acceptance.record import FAILED, GATES, NOT_RUN, PASSED, UNSURE
 from labkit.exercise.verdict import join
 from labkit.frame.canvas import Canvas
@@ -38,7 +38,7 @@ class Acceptance(Experiment[Record]):
 
     def source(self) -> str:
         """The loops, the list of candidates, and what tests them."""
-        shown: list[Any] = [*LOOPS, candidates.Made, candidates.acceptance]
+        shown: list[Any] = [*LOOPS, candidates.Pair, candidates.acceptance]
         return sources(*shown)
 
     def layout(self, canvas: Canvas) -> None:
@@ -162,7 +162,7 @@ def _decade(value: float, _: object = None) -> str:
     return "0" if value < 2 * FLOOR else f"{value:.0e}" if value < 1 else show(value)
 
 
-class Traces(Experiment[Followed]):
+class Traces(Experiment[TracePair]):
     """Two trainings, and how far rounding takes them apart."""
 
     title = "Two traces, and rounding"
@@ -204,7 +204,7 @@ class Traces(Experiment[Followed]):
         for axes in (self.loss, self.apart):
             canvas.frame(axes, x=(-0.03 * updates, 1.03 * updates), xticks=[0, updates])
 
-    def draw(self, canvas: Canvas, result: Followed) -> None:
+    def draw(self, canvas: Canvas, result: TracePair) -> None:
         places = list(range(len(result.base)))
         self._across(canvas, places[-1])
         inside = [d <= most for d, most in zip(result.difference, result.band, strict=True)]
@@ -223,10 +223,10 @@ class Traces(Experiment[Followed]):
         height, va = (2 * max(late), "bottom") if inside[-1] else (min(late) / 2, "top")  # away from the marks
         self.said.set(position=(places[-1], height), va=va)
 
-    def answer(self, result: Followed) -> float:
+    def answer(self, result: TracePair) -> float:
         return float(result.outside)
 
-    def headline(self, result: Followed) -> str:
+    def headline(self, result: TracePair) -> str:
         updates = len(result.base) - 1
         if not result.telling:
             return f"No test: rounding grows to {result.band[-1]:.1g} nat in {updates} updates"
@@ -234,7 +234,7 @@ class Traces(Experiment[Followed]):
             return f"Inside after every update, {updates} in all"
         return f"Outside after {result.outside} of {updates} updates"
 
-    def describe(self, result: Followed) -> str:
+    def describe(self, result: TracePair) -> str:
         updates = len(result.base) - 1
         apart = max(result.difference)
         first = f" The first time is after update {result.first}." if result.outside else ""
