@@ -51,7 +51,7 @@ def shown(judged: Any) -> Any:
     >>> repr(shown(loops(loop="B"))).splitlines()[0]
     'schedule-per-microbatch'
     """
-    return importlib.import_module("labkit.audit.panels.report").shown(judged)
+    return importlib.import_module("labkit.audit.panels.report").picture(judged)
 
 
 @functools.cache

@@ -120,7 +120,7 @@ def test_traces_are_drawn_as_they_are(candidate: str) -> None:
     lab = stepped("traces", candidate=candidate, updates=5)
     shown, found = lab.experiment, lab.result
     drawn: dict[str, dict[int, float]] = {}
-    for axes, values in ((shown.loss, found.candidate), (shown.apart, [max(d, FLOOR) for d in found.difference])):
+    for axes, values in ((shown.loss, found.candidate), (shown.difference, [max(d, FLOOR) for d in found.difference])):
         places: dict[int, float] = {}
         for role in ("right", "wrong"):
             line = shown.marks[axes, role]
@@ -148,9 +148,9 @@ def test_headlines_of_the_traces() -> None:
 
 def test_a_difference_of_nothing_stands_on_the_axis() -> None:
     shown = stepped("traces", candidate="fused kernel").experiment
-    assert set(shown.marks[shown.apart, "right"].get_ydata()) == {FLOOR}
-    labels = [label.get_text() for label in shown.apart.get_yticklabels()]
-    assert labels[0] == "0" and math.isclose(shown.apart.get_yticks()[0], FLOOR)
+    assert set(shown.marks[shown.difference, "right"].get_ydata()) == {FLOOR}
+    labels = [label.get_text() for label in shown.difference.get_yticklabels()]
+    assert labels[0] == "0" and math.isclose(shown.difference.get_yticks()[0], FLOOR)
 
 
 def test_the_sides_have_no_frame() -> None:

@@ -19,7 +19,7 @@ from labkit.audit import bug_hunt
 from labkit.audit.bug_hunt import suspects
 from labkit.audit.bug_hunt.hidden import WORDS
 from labkit.audit.panels import EXPERIMENTS
-from labkit.audit.panels.report import Weighed, told, weight
+from labkit.audit.panels.report import WeightPlot, title, weight
 from labkit.frame import cell_panels
 from labkit.frame.canvas import Canvas
 from labkit.frame.style import DARK, LIGHT, Page
@@ -52,7 +52,7 @@ def drawn(weighed: Any) -> dict[int, tuple[str, float]]:
 @pytest.mark.parametrize("K", [2, 5, 8])
 def test_marks_are_the_fitted_weights_and_their_shape_says_whether_they_are_right(loop: str, K: int) -> None:
     lab = stepped("loops", loop=loop, accumulation_steps=K)
-    shown, weights = lab.experiment.weighed, lab.result.token_weights
+    shown, weights = lab.experiment.plot, lab.result.token_weights
     marks = drawn(shown)
     assert set(marks) == set(range(1, K + 1))
     for at, value in enumerate(weights, 1):
@@ -68,11 +68,11 @@ def test_marks_are_the_fitted_weights_and_their_shape_says_whether_they_are_righ
 
 
 def test_what_was_counted_stands_beside_it_and_what_is_wrong_is_crossed() -> None:
-    shown = stepped("loops", loop="B").experiment.weighed
+    shown = stepped("loops", loop="B").experiment.plot
     texts = [[words.get_text() for words in column] for column in shown.side]
     assert texts[0] == ["passes 4", "steps 1", "", "clips 1", "skipped 0"]
     assert texts[1] == ["", "", "× schedule 4", "", ""]
-    shown = stepped("loops", loop="D").experiment.weighed
+    shown = stepped("loops", loop="D").experiment.plot
     assert [words.get_text() for words in shown.side[1]] == ["", "", "", "× clips 4", ""]
 
 
@@ -92,7 +92,7 @@ def test_the_figures_of_the_notebook_are_on_the_page() -> None:
 
 def test_before_the_answer_only_the_counts_are_shown() -> None:
     lab = labkit.labs.audit("loops", loop="A", accumulation_steps=3)
-    shown = lab.experiment.weighed
+    shown = lab.experiment.plot
     visible = [words.get_text() for words in shown.counts if words.get_visible() and words.get_text()]
     window = suspects.window(3, 4, 0)
     assert visible == [str(int((labels[:, 1:] != -100).sum())) for _, labels in window]
@@ -127,7 +127,7 @@ def report(weights: tuple[float, ...]) -> labkit.audit.Report:
 )
 def test_any_weights_can_be_drawn(weights: tuple[float, ...]) -> None:
     canvas = Canvas(LIGHT)
-    weighed = Weighed(canvas)
+    weighed = WeightPlot(canvas)
     weighed.draw(canvas, report(weights))
     canvas.draw()
     low, high = weighed.axes.get_ylim()
@@ -144,7 +144,7 @@ def test_a_report_stands_by_itself_in_both_themes() -> None:
     cell_panels.page = Page(width=500, ratio=2)
     found = suspects.loops(loop="D")
     bundle = labkit.labs.shown(found)._repr_mimebundle_()
-    assert bundle["text/plain"] == repr(found) and f"<strong>{told(found)}</strong>" in bundle["text/html"]
+    assert bundle["text/plain"] == repr(found) and f"<strong>{title(found)}</strong>" in bundle["text/html"]
     assert "labels[:, 1:]" in bundle["text/html"] and bundle["text/html"].count('alt="The step is no token-mean') == 2
     for page, rest in zip((LIGHT, DARK), bundle["text/html"].split("base64,")[1:], strict=True):
         pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(rest.split('"')[0]))).convert("RGB"))
@@ -166,7 +166,7 @@ def test_findings_are_a_table() -> None:
 
 def rows(lab: Lab) -> dict[str, str]:
     shown = lab.experiment
-    pairs = zip(shown.rows, shown.found, shown.unknown, strict=True)
+    pairs = zip(shown.rows, shown.values, shown.unknown, strict=True)
     return {name.get_text(): found.get_text() or unknown.get_text() for name, found, unknown in pairs}
 
 
@@ -175,13 +175,13 @@ def test_only_measured_rows_have_a_number() -> None:
     found = rows(lab)
     assert list(found) == list(bug_hunt.NAMES)
     assert [name for name, text in found.items() if text != "?"] == ["weights × N", "clips"]
-    result = {each.name: each for each in lab.result.measured}
+    result = {each.name: each for each in lab.result.measurements}
     assert [float(each) for each in found["weights × N"].split(", ")] == [
-        float(f"{w:.3g}") for w in result["weights × N"].found
+        float(f"{w:.3g}") for w in result["weights × N"].values
     ]
     shown = lab.experiment
     assert list(shown.wrong.get_ydata()) == [2.5] and list(shown.right.get_ydata()) == [7.5]
-    given = [words.get_text() for words in shown.given]
+    given = [words.get_text() for words in shown.window_lines]
     assert given[0].startswith(f"valid tokens: {', '.join(map(str, lab.result.counts))} (N = ")
     assert str(lab.result.positions) in given[1] and str(lab.result.labelled) in given[1]
 

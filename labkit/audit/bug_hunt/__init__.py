@@ -1,4 +1,4 @@
-"""The bug hunt: a training step with a hidden fault, and the measurements that give it away."""
+"""The bug hunt: a training step with a hidden fault, and the measurements that reveal it."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ NAMES = (
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """One measurement of a step."""
 
     name: str = quantity("what is measured")
-    found: tuple[float, ...] = quantity("what it is")
-    right: float = quantity("what a right step has")
+    values: tuple[float, ...] = quantity("its values")
+    right: float = quantity("what a correct step has")
 
     @property
     def off(self) -> bool:
-        """Whether the three digits that are shown are not those of a right step."""
-        return any(abs(value - self.right) > 5e-4 for value in self.found)
+        """Whether the three digits that are shown are not those of a correct step."""
+        return any(abs(value - self.right) > 5e-4 for value in self.values)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Case:
     word: str
     structure: str
     window: Window
-    measured: list[Measured]
+    measurements: list[Measurement]
     report: Report
 
 
@@ -68,10 +68,10 @@ class Hunt:
     counts: tuple[int, ...] = quantity("valid tokens of each microbatch", "tokens")
     positions: int = quantity("targets of the window with the padding", "tokens")
     labelled: int = quantity("labels of the window before the shift", "tokens")
-    measured: tuple[Measured, ...] = quantity("the measurements that were made")
+    measurements: tuple[Measurement, ...] = quantity("the measurements that were made")
     guess: str = quantity("the word that was guessed")
     verdict: str = quantity("the audit's word, once there is a guess")
-    explained: str = quantity("what the audit says, once there is a guess")
+    explanation: str = quantity("what the audit says, once there is a guess")
     points: int = quantity("10 less one for each measurement; 0 where the guess is wrong")
 
 
@@ -83,37 +83,37 @@ def case(number: int) -> Case:
     True
     """
     generator = torch.Generator().manual_seed(number)
-    word = WORDS[_drawn(generator, len(WORDS))]
-    written = ("loop",) if word in EACH else tuple(STRUCTURES)
-    structure = written[_drawn(generator, len(written))]
-    microbatches = telling(generator, number)
+    word = WORDS[_random_int(generator, len(WORDS))]
+    structures = ("loop",) if word in EACH else tuple(STRUCTURES)
+    structure = structures[_random_int(generator, len(structures))]
+    microbatches = telling_microbatches(generator, number)
     with warnings.catch_warnings(action="ignore"):  # torch warns of schedules that step early
-        report, measured = _measure(functools.partial(Trainer, word, structure, number), microbatches)
-    return Case(word, structure, window(microbatches), measured, report)
+        report, measurements = _measure(functools.partial(Trainer, word, structure, number), microbatches)
+    return Case(word, structure, window(microbatches), measurements, report)
 
 
-def telling(generator: torch.Generator, seed: int) -> list[Batch]:
+def telling_microbatches(generator: torch.Generator, seed: int) -> list[Batch]:
     """Three to five microbatches, padded, of unequal counts.
 
     >>> from labkit.nets import valid_tokens
-    >>> [valid_tokens(labels) for _, labels in telling(torch.Generator().manual_seed(0), 0)]
+    >>> [valid_tokens(labels) for _, labels in telling_microbatches(torch.Generator().manual_seed(0), 0)]
     [3, 8, 13, 19, 24]
     """
-    K, length = 3 + _drawn(generator, 3), 14 + _drawn(generator, 10)
+    K, length = 3 + _random_int(generator, 3), 14 + _random_int(generator, 10)
     return probe(VOCABULARY, accumulation=K, length=length, seed=seed)
 
 
-def _drawn(generator: torch.Generator, below: int) -> int:
+def _random_int(generator: torch.Generator, below: int) -> int:
     return int(torch.randint(below, (), generator=generator))
 
 
-def _measure(make: Callable[[], Trainer], microbatches: Microbatches) -> tuple[Report, list[Measured]]:
+def _measure(make: Callable[[], Trainer], microbatches: Microbatches) -> tuple[Report, list[Measurement]]:
     def build() -> tuple[nn.Module, Callable[[Microbatches], None]]:
         trainer = make()
         return trainer.model, trainer.step
 
     report = audit(build, microbatches, loss_sum, concat=joined)
-    count, differs = repeated(make, microbatches)
+    count, differs = adam_count_and_rerun(make, microbatches)
     values = (
         report.token_weights,
         (report.relative_error,),
@@ -122,10 +122,10 @@ def _measure(make: Callable[[], Trainer], microbatches: Microbatches) -> tuple[R
         (count,),
         (report.clips,),
         (differs,),
-        (together(make().model, microbatches),),
+        (one_forward_distance(make().model, microbatches),),
     )
     right = (1, 0, 1, 1, 1, 1, 0, 0)
-    return report, [Measured(*each) for each in zip(NAMES, values, right, strict=True)]
+    return report, [Measurement(*each) for each in zip(NAMES, values, right, strict=True)]
 
 
 def joined(microbatches: Microbatches) -> Batch:
@@ -138,7 +138,7 @@ def joined(microbatches: Microbatches) -> Batch:
     return torch.cat(tokens), torch.cat(labels)
 
 
-def repeated(make: Callable[[], Trainer], microbatches: Microbatches) -> tuple[float, float]:
+def adam_count_and_rerun(make: Callable[[], Trainer], microbatches: Microbatches) -> tuple[float, float]:
     """Adam's count after one update, and how much that update changes with other random numbers, ‖Δ′ − Δ‖ / ‖Δ‖."""
     updates = []
     for seed in range(2):
@@ -152,7 +152,7 @@ def repeated(make: Callable[[], Trainer], microbatches: Microbatches) -> tuple[f
     return count, float((updates[1] - updates[0]).norm() / updates[0].norm())
 
 
-def together(model: nn.Module, microbatches: Microbatches) -> float:
+def one_forward_distance(model: nn.Module, microbatches: Microbatches) -> float:
     """How far the gradient of one forward of all is from the sum of the microbatches', ‖g − G‖ / ‖G‖."""
     gradients = []
     for batches in ([joined(microbatches)], microbatches):
@@ -178,23 +178,23 @@ def hunt(
 ) -> Hunt:
     """A step that nobody shows: measure as little as you need, then name its fault.
 
-    >>> found = hunt(weights=True)
-    >>> found.points, found.verdict
+    >>> result = hunt(weights=True)
+    >>> result.points, result.verdict
     (9, '')
     """
     switches = (weights, relative_error, optimizer_steps, schedule_steps, adam_count, clips, second_run, one_forward)
     hidden = case(case_number)
-    measured = tuple(each for each, on in zip(hidden.measured, switches, strict=True) if on)
-    guessed = guess != NOT_YET
-    left = POINTS - len(measured)
+    measurements = tuple(each for each, on in zip(hidden.measurements, switches, strict=True) if on)
+    over = guess != NOT_YET
+    left = POINTS - len(measurements)
     return Hunt(
         case_number,
         counts=tuple(map(int, hidden.window.counts)),
         positions=hidden.window.positions,
         labelled=hidden.window.labelled,
-        measured=measured,
+        measurements=measurements,
         guess=guess,
-        verdict=hidden.report.verdict if guessed else "",
-        explained=hidden.report.explain() if guessed else "",
+        verdict=hidden.report.verdict if over else "",
+        explanation=hidden.report.explain() if over else "",
         points=left if guess in (NOT_YET, hidden.report.verdict) else 0,
     )

@@ -145,10 +145,10 @@ def buffered(trainer: Trainer, microbatches: Microbatches) -> None:
     parameters = list(trainer.model.parameters())
     sums = [torch.zeros_like(p) for p in parameters]
     for loss in trainer.losses(microbatches):
-        for kept, gradient in zip(sums, torch.autograd.grad(loss, parameters), strict=True):
-            kept += gradient
-    for p, kept in zip(parameters, sums, strict=True):
-        p.grad = kept
+        for total, gradient in zip(sums, torch.autograd.grad(loss, parameters), strict=True):
+            total += gradient
+    for p, total in zip(parameters, sums, strict=True):
+        p.grad = total
 
 
 STRUCTURES: dict[str, Callable[[Trainer, Microbatches], object]] = {

@@ -108,7 +108,7 @@ def loops(
         model = Transformer(seed=seed, width=8, dtype=torch.float64)
         optimizer = AdamW(model.parameters(), lr=1e-3)
         scheduler = LambdaLR(optimizer, lambda step: min(1, (step + 1) / 100))
-        return model, lambda given: LOOPS[loop](model, optimizer, scheduler, given)
+        return model, lambda window: LOOPS[loop](model, optimizer, scheduler, window)
 
     with warnings.catch_warnings(action="ignore"):  # torch itself warns of loop B, at the first window only
         return audit(build, microbatches, loss_sum)

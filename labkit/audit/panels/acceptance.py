@@ -38,8 +38,8 @@ class Acceptance(Experiment[Record]):
 
     def source(self) -> str:
         """The loops, the list of candidates, and what tests them."""
-        shown: list[Any] = [*LOOPS, candidates.Pair, candidates.acceptance]
-        return sources(*shown)
+        functions: list[Any] = [*LOOPS, candidates.Pair, candidates.acceptance]
+        return sources(*functions)
 
     def layout(self, canvas: Canvas) -> None:
         grid = canvas.figure.add_gridspec(2, 1, height_ratios=(5, 3), hspace=0.12)
@@ -70,11 +70,11 @@ class Acceptance(Experiment[Record]):
     def draw(self, canvas: Canvas, result: Record) -> None:
         marks: dict[str, list[float]] = {PASSED: [], FAILED: []}
         size = canvas.points(27)
-        for at, (gate, said) in enumerate(zip(result.gates, short(result), strict=True)):
+        for at, (gate, numbers) in enumerate(zip(result.gates, short(result), strict=True)):
             for words in (self.names[at], self.words[at]):
                 words.set_fontsize(size)  # the longest has to stay in a narrow picture
             self.names[at].set(text=gate.name, position=(PLACES[1], at))
-            self.words[at].set(text=said, position=(PLACES[2], at))
+            self.words[at].set(text=numbers, position=(PLACES[2], at))
             self.signs[at].set(text={UNSURE: "?", NOT_RUN: "–"}.get(gate.outcome, ""), position=(PLACES[0], at))
             marks.get(gate.outcome, []).append(at)
         for line, outcome in ((self.right, PASSED), (self.wrong, FAILED)):
@@ -139,10 +139,10 @@ def short(record: Record) -> list[str]:
     """
     tokens = f"{record.base.tokens} valid tokens before, {record.candidate.tokens} after"
     band = f"rounding {record.loss_band[-1]:.1g}" if record.gates[1].outcome == PASSED else "not judged"
-    traced = f"losses {record.loss_difference:.1g} apart, {band}"
+    losses = f"losses {record.loss_difference:.1g} apart, {band}"
     speed = f"{three(record.ratio)} × ({three(record.low)} … {three(record.high)}), margin {percent(record.margin)}"
-    said = [tokens, _equality(record), traced, speed]
-    return ["not run" if gate.outcome == NOT_RUN else words for gate, words in zip(record.gates, said, strict=True)]
+    numbers = [tokens, _equality(record), losses, speed]
+    return ["not run" if gate.outcome == NOT_RUN else words for gate, words in zip(record.gates, numbers, strict=True)]
 
 
 def _equality(record: Record) -> str:
@@ -184,24 +184,24 @@ class Traces(Experiment[TracePair]):
         grid = canvas.figure.add_gridspec(2, 1, height_ratios=(2, 3), hspace=0.14)
         self.loss = canvas.axes("", "loss (nat)", position=grid[0], whole="x", moving="xy")
         self.loss.tick_params(labelbottom=False)
-        self.apart = canvas.axes("updates made", "apart (nat)", position=grid[1], whole="x", moving="xy", log="y")
-        self.apart.yaxis.set_major_formatter(_decade)
+        self.difference = canvas.axes("updates made", "apart (nat)", position=grid[1], whole="x", moving="xy", log="y")
+        self.difference.yaxis.set_major_formatter(_decade)
         self.base = canvas.line(self.loss, "reference")
-        self.band = canvas.line(self.apart, "reference", linewidth=1.6)
+        self.band = canvas.line(self.difference, "reference", linewidth=1.6)
         self.marks = {
             (axes, role): canvas.line(axes, role, linestyle="none", markersize=7)
-            for axes in (self.loss, self.apart)
+            for axes in (self.loss, self.difference)
             for role in ("right", "wrong")
         }
-        self.said = canvas.text(self.apart, "rounding", role="muted", va="bottom", ha="right")
+        self.rounding = canvas.text(self.difference, "rounding", role="muted", va="bottom", ha="right")
 
     def tease(self, canvas: Canvas, values: Mapping[str, Any]) -> None:
         self._across(canvas, values["updates"])
-        canvas.frame(self.apart, y=(FLOOR, 10.0))
-        canvas.hide(self.apart, values["updates"] / 2, 1e-8)
+        canvas.frame(self.difference, y=(FLOOR, 10.0))
+        canvas.hide(self.difference, values["updates"] / 2, 1e-8)
 
     def _across(self, canvas: Canvas, updates: int) -> None:
-        for axes in (self.loss, self.apart):
+        for axes in (self.loss, self.difference):
             canvas.frame(axes, x=(-0.03 * updates, 1.03 * updates), xticks=[0, updates])
 
     def draw(self, canvas: Canvas, result: TracePair) -> None:
@@ -210,18 +210,18 @@ class Traces(Experiment[TracePair]):
         inside = [d <= most for d, most in zip(result.difference, result.band, strict=True)]
         for (axes, role), line in self.marks.items():
             values = result.candidate if axes is self.loss else [max(d, FLOOR) for d in result.difference]
-            chosen = [at for at in places if inside[at] is (role == "right")]
-            line.set_data(chosen, [values[at] for at in chosen])
+            points = [at for at in places if inside[at] is (role == "right")]
+            line.set_data(points, [values[at] for at in points])
         self.base.set_data(places, result.base)
         self.band.set_data(places, result.band)
         low, high = min(*result.base, *result.candidate), max(*result.base, *result.candidate)
         room = 0.08 * (high - low) or 0.1
         canvas.frame(self.loss, y=(low - room, high + room))
         top = max(*result.difference, *result.band)
-        canvas.frame(self.apart, y=(FLOOR / 30, 30 * top), yticks=[FLOOR])
+        canvas.frame(self.difference, y=(FLOOR / 30, 30 * top), yticks=[FLOOR])
         late = result.band[3 * places[-1] // 4 :]
         height, va = (2 * max(late), "bottom") if inside[-1] else (min(late) / 2, "top")  # away from the marks
-        self.said.set(position=(places[-1], height), va=va)
+        self.rounding.set(position=(places[-1], height), va=va)
 
     def answer(self, result: TracePair) -> float:
         return float(result.outside)
@@ -236,7 +236,7 @@ class Traces(Experiment[TracePair]):
 
     def describe(self, result: TracePair) -> str:
         updates = len(result.base) - 1
-        apart = max(result.difference)
+        difference = max(result.difference)
         first = f" The first time is after update {result.first}." if result.outside else ""
         far = f"{three(result.changed)} nat"
         telling = f"Training took the loss {far} from where it began"
@@ -244,7 +244,7 @@ class Traces(Experiment[TracePair]):
             telling = f"That is more than 1 % of {far}, how far training took the loss, so nothing is told"
         return (
             f"After {with_unit(updates, 'updates')} the base's loss is {three(result.base[-1])} and the candidate's "
-            f"{three(result.candidate[-1])} nat. They are at most {three(apart)} nat apart, and outside of what "
+            f"{three(result.candidate[-1])} nat. They are at most {three(difference)} nat apart, and outside of what "
             f"rounding explains after {show(result.outside)} of the updates.{first} Rounding grows to "
             f"{result.band[-1]:.1g} nat. {telling}. In one gradient rounding explains {result.tolerance:.1g}."
         )

@@ -1,4 +1,4 @@
-"""What an audit found, as a picture: the Report's weights and counts, and the findings of `inspect` as a table."""
+"""An audit as a picture: the Report's weights and counts, and the findings of `inspect` as a table."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ THEMES = (
 )
 
 
-class Weighed:
-    """A report: weight × N of every microbatch against the line 1, and beside it what was counted."""
+class WeightPlot:
+    """A report: weight × N of every microbatch against the line 1, and the counts of the window beside it."""
 
     def __init__(self, canvas: Canvas) -> None:
         grid = canvas.figure.add_gridspec(1, 2, width_ratios=(5, 2), wspace=0.06)
@@ -57,7 +57,7 @@ class Weighed:
         roles = ("text", "wrong")
         self.side = [[canvas.text(side, role=role, va="center") for _ in COUNTED] for role in roles]
 
-    def given(self, canvas: Canvas, counts: Sequence[int]) -> None:
+    def draw_counts(self, canvas: Canvas, counts: Sequence[int]) -> None:
         """What is known before the answer: how many valid tokens every microbatch holds."""
         K = len(counts)
         canvas.frame(self.axes, x=(0.4, K + 0.6), xticks=[1, K])
@@ -67,7 +67,7 @@ class Weighed:
 
     def draw(self, canvas: Canvas, report: Report) -> None:
         """Move everything to a report."""
-        self.given(canvas, report.counts)
+        self.draw_counts(canvas, report.counts)
         weights, places = report.token_weights, list(range(1, len(report.counts) + 1))
         sizes = [abs(w) for w in weights if abs(w) > ROUND] or [1.0]
         low, high = min(1.0, *sizes), max(1.0, *sizes)
@@ -78,8 +78,8 @@ class Weighed:
         heights = [abs(w) if abs(w) > ROUND else low * math.exp(-0.15 * span) for w in weights]
         right = [abs(w - 1) <= ROUND for w in weights]
         for line, wanted in ((self.right, True), (self.wrong, False)):
-            chosen = [at for at, ok in enumerate(right) if ok is wanted]
-            line.set_data([places[at] for at in chosen], [heights[at] for at in chosen])
+            points = [at for at, ok in enumerate(right) if ok is wanted]
+            line.set_data([places[at] for at in points], [heights[at] for at in points])
         for at, words in enumerate(self.words):
             known = at < len(weights) <= MOST
             text, up = (
@@ -92,13 +92,13 @@ class Weighed:
     def _count(self, report: Report) -> None:
         for at, (word, (field, faults)) in enumerate(COUNTED.items()):
             wrong = any(each in report.faults for each in faults)
-            said = f"{word} {getattr(report, field)}"
-            self.side[0][at].set(text="" if wrong else said, position=(0, at))
-            self.side[1][at].set(text=f"× {said}" if wrong else "", position=(0, at))
+            count = f"{word} {getattr(report, field)}"
+            self.side[0][at].set(text="" if wrong else count, position=(0, at))
+            self.side[1][at].set(text=f"× {count}" if wrong else "", position=(0, at))
 
 
 def weight(value: float, digits: int = 3) -> str:
-    """A fitted weight as it is said.
+    """A fitted weight as text.
 
     >>> weight(1.86488), weight(3e-17), weight(math.nan)
     ('1.86', '0', '?')
@@ -108,18 +108,18 @@ def weight(value: float, digits: int = 3) -> str:
     return show(float(f"{value:.{digits}g}")) if abs(value) > ROUND else "0"
 
 
-def told(report: Report) -> str:
+def title(report: Report) -> str:
     """The message of a report.
 
     >>> from labkit.audit.bug_hunt.suspects import loops
-    >>> told(loops(loop="C")), told(loops(loop="D"))
+    >>> title(loops(loop="C")), title(loops(loop="D"))
     ('right: token-mean', 'unshifted-count and clip-per-microbatch')
     """
     return f"right: {report.verdict}" if report.right else " and ".join(report.faults)
 
 
 class Picture:
-    """A report as a picture that stands by itself."""
+    """A report as a picture of its own."""
 
     def __init__(self, report: Report) -> None:
         self.report = report
@@ -136,21 +136,21 @@ class Picture:
             f'<img class="lk-{name}" width="{page.width}" alt="{alt}" src="{_png(self.report, page, colours)}">'
             for name, colours in (("light", LIGHT), ("dark", DARK))
         ]
-        figure = f"<figure>{THEMES}<strong>{told(self.report)}</strong><br>{''.join(images)}"
+        figure = f"<figure>{THEMES}<strong>{title(self.report)}</strong><br>{''.join(images)}"
         return {"text/plain": repr(self), "text/html": f"{figure}<figcaption>{lines}</figcaption></figure>"}
 
 
 def _png(report: Report, page: Page, colours: Page) -> str:
     themed = dataclasses.replace(page, ratio=2.0, text=colours.text, background=colours.background)
     canvas, out = Canvas(themed, ASPECT), io.BytesIO()
-    Weighed(canvas).draw(canvas, report)
+    WeightPlot(canvas).draw(canvas, report)
     canvas.draw()
     canvas.figure.savefig(out, format="png", dpi=canvas.figure.dpi)
     return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
 
 
 class Findings:
-    """What `inspect` found in a model, as a table."""
+    """The findings of `inspect`, as a table."""
 
     def __init__(self, findings: Sequence[Finding]) -> None:
         self.findings = findings
@@ -173,6 +173,6 @@ class Findings:
         return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
 
 
-def shown(found: Report | Sequence[Finding]) -> Picture | Findings:
+def picture(result: Report | Sequence[Finding]) -> Picture | Findings:
     """A report as a picture, findings as a table."""
-    return Picture(found) if isinstance(found, Report) else Findings(found)
+    return Picture(result) if isinstance(result, Report) else Findings(result)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from labkit import LabError
 from labkit.audit import bug_hunt
-from labkit.audit.bug_hunt import NOT_YET, Hunt, Measured, suspects
+from labkit.audit.bug_hunt import NOT_YET, Hunt, Measurement, suspects
 from labkit.audit.bug_hunt.hidden import EACH, LAYERS, LOSSES, SECRET, STRUCTURES, WORDS, Trainer
 from labkit.audit.bug_hunt.suspects import LOOPS, loops
 from labkit.corpus import Window
@@ -39,8 +39,8 @@ def same(values: Sequence[float], wanted: float) -> bool:
     return all(value == pytest.approx(wanted, rel=1e-8) for value in values)
 
 
-def deduce(measured: Sequence[Measured], window: Window) -> str:
-    weights, _, steps, schedule, adam, clips, second, forward = (each.found for each in measured)
+def deduce(measurements: Sequence[Measurement], window: Window) -> str:
+    weights, _, steps, schedule, adam, clips, second, forward = (each.values for each in measurements)
     often = {"step-per-microbatch": steps, "schedule-per-microbatch": schedule}
     often |= {"adam-count-per-microbatch": adam, "clip-per-microbatch": clips}
     if second[0] > 1e-6:
@@ -76,7 +76,7 @@ def test_the_audit_finds_what_is_hidden_and_the_measurements_tell_it(first: int)
         hidden = case(number)
         assert hidden.report.verdict == hidden.word, (number, hidden.report)
         assert hidden.report.faults == (() if hidden.word == "token-mean" else (hidden.word,))
-        assert deduce(hidden.measured, hidden.window) == hidden.word, number
+        assert deduce(hidden.measurements, hidden.window) == hidden.word, number
 
 
 def test_every_word_and_every_structure_occurs() -> None:
@@ -99,11 +99,11 @@ def test_with_fewer_measurements_some_words_look_the_same() -> None:
     """Each measurement but the error is needed: without it two of the words give the same numbers."""
     by_word: dict[str, list[Any]] = {}
     for number in CASES:
-        by_word.setdefault(case(number).word, case(number).measured)
+        by_word.setdefault(case(number).word, case(number).measurements)
     ones = {"token-mean", "clip-per-microbatch", "step-per-microbatch", "schedule-per-microbatch"}
     ones |= {"adam-count-per-microbatch", "batch-dependent-layer"}
     for word in ones:
-        assert by_word[word][0].found == pytest.approx([1] * len(by_word[word][0].found), abs=5e-4), "say nothing"
+        assert by_word[word][0].values == pytest.approx([1] * len(by_word[word][0].values), abs=5e-4), "say nothing"
     off = {word: [each.off for each in by_word[word]] for word in ones}
     assert off["token-mean"] == [False] * 8
     for one, other in itertools.combinations(ones, 2):
@@ -130,7 +130,7 @@ def gradient(trainer: Trainer, microbatches: Any) -> tuple[torch.Tensor, torch.T
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("word", LOSSES)
 def test_the_gradient_of_every_structure_is_the_words_algebra(word: str, structure: str) -> None:
-    microbatches = bug_hunt.telling(torch.Generator().manual_seed(3), 3)
+    microbatches = bug_hunt.telling_microbatches(torch.Generator().manual_seed(3), 3)
     found, rows = gradient(Trainer(word, structure, 5), microbatches)
     valid = torch.tensor([[int(n) for n in (labels[:, 1:] != IGNORE).sum(1)] for _, labels in microbatches]).double()
     n, K, N = valid.sum(1).repeat_interleave(2), len(valid), float(valid.sum())
@@ -152,7 +152,7 @@ def test_the_gradient_of_every_structure_is_the_words_algebra(word: str, structu
 
 
 def test_the_last_microbatch_alone() -> None:
-    microbatches = bug_hunt.telling(torch.Generator().manual_seed(3), 3)
+    microbatches = bug_hunt.telling_microbatches(torch.Generator().manual_seed(3), 3)
     found, rows = gradient(Trainer("last-microbatch-only", "loop", 5), microbatches)
     N = sum(int((labels[:, 1:] != IGNORE).sum()) for _, labels in microbatches)
     assert torch.allclose(found, rows[-2:].sum(0) / N, rtol=1e-12)
@@ -166,15 +166,15 @@ def test_what_happens_too_often_happens_k_times(word: str, at: int) -> None:
     number = next(number for number in CASES if case(number).word == full)
     hidden = case(number)
     K = len(hidden.report.counts)
-    assert hidden.measured[at].found[0] == (K + 1 if word == "clips" else K)
+    assert hidden.measurements[at].values[0] == (K + 1 if word == "clips" else K)
 
 
 def test_dropout_differs_and_batchnorm_sees_the_batch() -> None:
     for word, at in zip(LAYERS, (6, 7), strict=True):
         hidden = next(case(number) for number in CASES if case(number).word == word)
-        assert hidden.measured[at].found[0] > 0.01
+        assert hidden.measurements[at].values[0] > 0.01
     right = next(case(number) for number in CASES if case(number).word == "token-mean")
-    assert right.measured[6].found == (0.0,) and right.measured[7].found[0] < 1e-12
+    assert right.measurements[6].values == (0.0,) and right.measurements[7].values[0] < 1e-12
 
 
 # What a learner gets.
@@ -182,20 +182,20 @@ def test_dropout_differs_and_batchnorm_sees_the_batch() -> None:
 
 def test_only_what_is_switched_on_is_shown_and_nothing_of_the_fault() -> None:
     nothing = measure(case_number=11)
-    assert (nothing.measured, nothing.verdict, nothing.explained, nothing.points) == ((), "", "", 10)
+    assert (nothing.measurements, nothing.verdict, nothing.explanation, nothing.points) == ((), "", "", 10)
     for name, shown in zip(SWITCHES, bug_hunt.NAMES, strict=True):
         found = measure(case_number=11, **{name: True})
-        assert [each.name for each in found.measured] == [shown] and found.points == 9 and not found.verdict
+        assert [each.name for each in found.measurements] == [shown] and found.points == 9 and not found.verdict
     assert measure(case_number=11, **EVERYTHING).points == 2
 
 
 def test_a_right_guess_keeps_the_points_and_a_wrong_one_loses_them() -> None:
     word = case(11).word
     right = measure(case_number=11, weights=True, clips=True, guess=word)
-    assert (right.points, right.verdict) == (8, word) and right.explained == case(11).report.explain()
+    assert (right.points, right.verdict) == (8, word) and right.explanation == case(11).report.explain()
     other = next(each for each in WORDS if each != word)
     wrong = measure(case_number=11, guess=other)
-    assert (wrong.points, wrong.verdict) == (0, word) and wrong.explained
+    assert (wrong.points, wrong.verdict) == (0, word) and wrong.explanation
 
 
 def test_a_right_step_is_guessed_as_token_mean() -> None:
