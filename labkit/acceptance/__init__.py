@@ -60,12 +60,10 @@ def accept(
     Raises LabError for anything that the audit refuses, and for models that do not start alike.
     """
     Choice(INVARIANTS).check("invariant", invariant, str)
-    windows, runs = (
-        int(rule.check(n, v, int)) for rule, n, v in ((WINDOWS, "windows", windows), (TIMED, "runs", runs))
-    )
-    margin, seconds = (
-        float(rule.check(n, v, float)) for rule, n, v in ((MARGIN, "margin", margin), (SECONDS, "seconds", seconds))
-    )
+    windows = int(WINDOWS.check("windows", windows, int))
+    runs = int(TIMED.check("runs", runs, int))
+    margin = float(MARGIN.check("margin", margin, float))
+    seconds = float(SECONDS.check("seconds", seconds, float))
     cut = microbatches if candidate_microbatches is None else candidate_microbatches
     calls = min(2, windows)
     sides = (

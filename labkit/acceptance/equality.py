@@ -59,8 +59,8 @@ def examples(base: TestedStep, candidate: TestedStep, twins: tuple[Twin, Twin]) 
         against = f"{len(start):,} in {len(twins[0].sampled.sizes)}"
         raise LabError(f"the candidate trains {sizes}, the base {against}: try two models of the same parameters")
     rounded = 2 * unit_roundoff(max(base.dtype, candidate.dtype, key=unit_roundoff))
-    if (off := distance(other, start)) > rounded:
-        raise LabError(f"the candidate starts from weights that are {percent(off)} off: try the same seed in both")
+    if (error := distance(other, start)) > rounded:
+        raise LabError(f"the candidate starts from weights that are {percent(error)} off: try the same seed in both")
     before, after = (twin.at(start) for twin in twins)
     exact = _bound(base, candidate, before, torch.float64).value
     try:
@@ -87,8 +87,8 @@ def check_invariant(invariant: str, base: TestedStep, candidate: TestedStep, gra
         return FAILED, f"the candidate's update holds {b} valid tokens, the base's {a}: another global batch."
     layers = (*base.random_layers, *base.batch_layers, *candidate.random_layers, *candidate.batch_layers)
     if gradients.difference > gradients.exact and not layers:  # else the next gate names them
-        off = f"the sum of their gradients is {percent(gradients.difference)} off"
-        return FAILED, f"as many valid tokens, {a}, but {off}: other examples, or a layer that looks at the batch."
+        why = f"the sum of their gradients is {percent(gradients.difference)} off"
+        return FAILED, f"as many valid tokens, {a}, but {why}: other examples, or a layer that looks at the batch."
     steps = base.report.optimizer_steps, candidate.report.optimizer_steps
     if steps[0] != steps[1]:
         return FAILED, f"the optimizer steps {times(steps[1])} where the base's steps {times(steps[0])}."
@@ -111,8 +111,8 @@ def audit_outcome(base: TestedStep, candidate: TestedStep) -> Outcome | None:
         if side.random_layers:
             return UNSURE, f"in the {side.name} {', '.join(side.random_layers)} draw random numbers: turn them off."
         if "nondeterministic" in side.report.faults:
-            off = percent(side.report.second_run)
-            return UNSURE, f"the {side.name} is random: with other random numbers its gradient is {off} off."
+            share = percent(side.report.second_run)
+            return UNSURE, f"the {side.name} is random: with other random numbers its gradient is {share} off."
     return None
 
 

@@ -1,4 +1,4 @@
-"""What an acceptance test found: four gates in their order, a verdict, and all that is needed to repeat it."""
+"""The result of an acceptance test: four gates in their order, a verdict, and all that is needed to repeat it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ADOPT, REJECT = "adopt", "reject"
 
 @dataclass(frozen=True)
 class Gate:
-    """One of the four questions, and what came out."""
+    """One of the four questions, and its outcome."""
 
     name: str = quantity("invariant, equality, traces or throughput")
     outcome: str = quantity("passed, failed, cannot tell or not run")

@@ -33,25 +33,27 @@ def judged_gradient(evidence: Evidence, window: Window) -> tuple[Tensor, list[Fa
 
 def _without_optimizer(evidence: Evidence, window: Window, brought: Tensor) -> tuple[Tensor, list[Fault]]:
     """Without a step of a torch optimizer: the gradient that the weights followed, or that .grad held as they moved."""
-    moved = window.start - window.end
+    movement = window.start - window.end
     if window.moves > 1:
         return brought, []
     if window.without_gradient:  # of gradients inside a function transform only this can be seen
-        return moved, []
+        return movement, []
     for each in (window.leftover, window.manual_gradient, brought):
-        rate = float(moved @ each / (each @ each)) if len(each) and each.any() else 0.0
-        if rate > 0 and near(moved, rate * each, 1e-4):
+        rate = float(movement @ each / (each @ each)) if len(each) and each.any() else 0.0
+        if rate > 0 and near(movement, rate * each, 1e-4):
             return each, []
     if len(window.manual_gradient) and window.manual_gradient.any():
         return _clipped(evidence, window, window.manual_gradient, brought)
-    return brought if not moved.any() or window.leftover.any() else moved * float(brought.norm() / moved.norm()), []
+    return brought if not movement.any() or window.leftover.any() else movement * float(
+        brought.norm() / movement.norm()
+    ), []
 
 
 def _summed(window: Window, total: Tensor) -> Tensor:
     """The gradient of an optimizer that accumulates internally: the sum, or the share of it that moved the weights."""
-    moved, rate = window.start - window.end, max(step.rate for step in window.effective_steps)
-    share = float(moved @ total / (total @ total)) if rate and total.any() else 0.0
-    return total * share / rate if share > 0 and near(moved, share * total, 1e-4) else total
+    movement, rate = window.start - window.end, max(step.rate for step in window.effective_steps)
+    share = float(movement @ total / (total @ total)) if rate and total.any() else 0.0
+    return total * share / rate if share > 0 and near(movement, share * total, 1e-4) else total
 
 
 def _clipped(evidence: Evidence, window: Window, final: Tensor, brought: Tensor) -> tuple[Tensor, list[Fault]]:

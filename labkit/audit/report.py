@@ -57,17 +57,17 @@ class Report:
         return "\n".join(lines)
 
     def _first(self) -> str:
-        explained = f"rounding explains {self.tolerance:.1g}"
+        rounding = f"rounding explains {self.tolerance:.1g}"
         if not self.faults:
-            return f"The step equals the {self.objective}: {self.relative_error:.1g} off, {explained}."
+            return f"The step equals the {self.objective}: {self.relative_error:.1g} off, {rounding}."
         if self.relative_error <= self.tolerance:
-            return f"The gradient equals the {self.objective} ({self.relative_error:.1g} off, {explained}), and yet:"
-        off = (
+            return f"The gradient equals the {self.objective} ({self.relative_error:.1g} off, {rounding}), and yet:"
+        error = (
             percent(self.relative_error)
             if math.isfinite(self.relative_error)
             else "not finite, so it cannot be said how far"
         )
-        return f"The step is no {self.objective}: its gradient is {off} off ({explained})."
+        return f"The step is no {self.objective}: its gradient is {error} off ({rounding})."
 
     def to_json(self) -> str:
         """The report as JSON, what is not finite as null."""
