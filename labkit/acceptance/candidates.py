@@ -63,7 +63,7 @@ def new_trainer(model: nn.Module, optimizer: SGD, microbatches: Microbatches) ->
 
 @dataclass(frozen=True)
 class Idea:
-    """What somebody would like to adopt, and how long it takes."""
+    """A change that somebody would like to adopt, and the time that its update takes."""
 
     loop: Loop = token_mean
     rows: int = 2  # sequences of a microbatch
@@ -89,7 +89,7 @@ Candidate = Annotated[str, Choice(tuple(IDEAS), help="what somebody would like t
 
 
 class Clock:
-    """A clock that only moves when it is told to.
+    """A clock that moves only when it is set.
 
     >>> clock = Clock(); clock.tick(0.5); clock()
     0.5
@@ -227,7 +227,7 @@ def acceptance(
 
 @dataclass(frozen=True)
 class TracePair:
-    """Two trainings side by side, and how far rounding can take the base's."""
+    """Two training runs side by side, and how far rounding can move the base's loss."""
 
     base: tuple[float, ...] = quantity("mean loss before and after each update", "nat")
     candidate: tuple[float, ...] = quantity("the candidate's on the same examples", "nat")

@@ -87,7 +87,7 @@ def check_invariant(invariant: str, base: TestedStep, candidate: TestedStep, gra
         return FAILED, f"the candidate's update holds {b} valid tokens, the base's {a}: another global batch."
     layers = (*base.random_layers, *base.batch_layers, *candidate.random_layers, *candidate.batch_layers)
     if gradients.difference > gradients.exact and not layers:  # else the next gate names them
-        why = f"the sum of their gradients is {percent(gradients.difference)} off"
+        why = f"the sums of their gradients differ by {percent(gradients.difference)}"
         return FAILED, f"as many valid tokens, {a}, but {why}: other examples, or a layer that looks at the batch."
     steps = base.report.optimizer_steps, candidate.report.optimizer_steps
     if steps[0] != steps[1]:
@@ -106,7 +106,7 @@ def audit_outcome(base: TestedStep, candidate: TestedStep) -> Outcome | None:
     if errors := faults(candidate):
         return FAILED, " ".join(f"the candidate's audit says {each.word}: {each.said}" for each in errors)
     if errors := faults(base):
-        return UNSURE, f"the base itself is wrong, {errors[0].word}: {errors[0].said} Mend it first."
+        return UNSURE, f"the base itself is wrong, {errors[0].word}: {errors[0].said} Correct it first."
     for side in (base, candidate):
         if side.random_layers:
             return UNSURE, f"in the {side.name} {', '.join(side.random_layers)} draw random numbers: turn them off."

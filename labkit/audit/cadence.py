@@ -31,7 +31,7 @@ def step_faults(window: Window) -> list[Fault]:
     decays = max((window.buffer_decays.get(each, 0) for each in window.gradient_buffers), default=0)
     if decays > 1:
         word = "moments-per-microbatch" if window.square_buffers else "momentum-per-microbatch"
-        return [Fault(word, f"A buffer that takes gradients in was updated {times(decays)} in one window.")]
+        return [Fault(word, f"A buffer that takes in gradients was updated {times(decays)} in one window.")]
     return []
 
 
@@ -100,10 +100,11 @@ def layer_faults(evidence: Evidence) -> list[Fault]:
     """What a second run and one forward of the whole batch show of the layers."""
     rerun, together = rerun_distance(evidence), one_forward_distance(evidence)
     if rerun > max(evidence.tolerance, 1e-6):
-        return [Fault("nondeterministic", f"A second run with other random numbers is {percent(rerun)} off the first.")]
+        what = f"A second run with other random numbers differs from the first by {percent(rerun)}"
+        return [Fault("nondeterministic", f"{what}.")]
     if together > max(evidence.tolerance, 1e-9):
-        what = f"In one forward the same examples give a gradient {percent(together)} off the sum of theirs"
-        return [Fault("batch-dependent-layer", f"{what}.")]
+        off = f"{percent(together)} off the sum of the microbatches'"
+        return [Fault("batch-dependent-layer", f"In one forward the same examples give a gradient {off}.")]
     return []
 
 

@@ -44,9 +44,9 @@ def _without_optimizer(evidence: Evidence, window: Window, brought: Tensor) -> t
             return each, []
     if len(window.manual_gradient) and window.manual_gradient.any():
         return _clipped(evidence, window, window.manual_gradient, brought)
-    return brought if not movement.any() or window.leftover.any() else movement * float(
-        brought.norm() / movement.norm()
-    ), []
+    if not movement.any() or window.leftover.any():
+        return brought, []
+    return movement * float(brought.norm() / movement.norm()), []
 
 
 def _summed(window: Window, total: Tensor) -> Tensor:

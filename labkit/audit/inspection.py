@@ -1,4 +1,4 @@
-"""What in a model makes accumulation more than a sum: before anything runs."""
+"""What in a model makes accumulation more than a sum, looked up before anything runs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from labkit.declare import quantity
 
-BATCH = "in a microbatch it normalises by that microbatch: another function than on the whole batch"
+BATCH = "in a microbatch it normalises by that microbatch: a different function from the one of the whole batch"
 STATE = "its running statistics move at every forward pass, K times an optimizer step"
-RANDOM = "it draws new numbers at every forward pass: another partition, other numbers"
+RANDOM = "it draws new numbers at every forward pass: another partition gets other numbers"
 DRAWS = re.compile(
     r"\b(dropout|alpha_dropout|rand|randn|randint|randperm|rand_like|randn_like|bernoulli|multinomial)\w*\("
 )
@@ -38,7 +38,7 @@ def inspect(model: nn.Module) -> list[Finding]:
     >>> [(each.name, each.kind) for each in inspect(nn.Sequential(nn.BatchNorm1d(2), nn.Dropout(0.1)))]
     [('0', 'looks at the batch'), ('0', 'keeps state'), ('1', 'draws random numbers')]
 
-    Known layers by their class and mode; layers of your own by what their forward's source says, marked "seems to".
+    Known layers are judged by class and mode, layers of your own by the source of their forward, and marked "seems to".
     A frozen BatchNorm (eval mode, or no gradient of its statistics) and a dropout of 0 are no findings.
     """
     return [

@@ -17,14 +17,14 @@ from labkit.wording import percent, three
 
 @dataclass(frozen=True)
 class Report:
-    """What one training step really does, against the objective that was meant."""
+    """What one training step really does, compared with its objective."""
 
     verdict: str = quantity("the objective's word where the step equals it, else the weightiest fault, or unknown")
     faults: tuple[str, ...] = quantity("words of all faults, the weightiest first")
-    objective: str = quantity("the objective that was meant")
+    objective: str = quantity("the objective to compare with")
     token_weights: tuple[float, ...] = quantity("fitted weight × N of each microbatch; 1 is right for the token mean")
     counts: tuple[int, ...] = quantity("valid tokens of each microbatch", "tokens")
-    relative_error: float = quantity("‖g − G‖ / ‖G‖, G the gradient that was meant, g before a clip in its place")
+    relative_error: float = quantity("‖g − G‖ / ‖G‖, G the objective's gradient, g before a clip in the right place")
     residual: float = quantity("share of the gradient that no weights explain")
     tolerance: float = quantity("relative error that rounding alone explains")
     optimizer_steps: int = quantity("optimizer steps in one window")
@@ -34,9 +34,9 @@ class Report:
     skipped_steps: int = quantity("optimizer steps that a loss scaler left out, in all windows")
     cannot_tell: tuple[str, ...] = quantity("what these microbatches cannot tell apart")
     details: tuple[Fault, ...] = quantity("each fault in a sentence")
-    adam_count: float = quantity("by how much the optimizer's own count advanced in a window; NaN: it keeps none")
+    adam_count: float = quantity("by how much the optimizer's own count advanced in a window; NaN where it keeps none")
     second_run: float = quantity("how far a run with other random numbers is from the first, ‖g′ − g‖ / ‖g‖")
-    one_forward: float = quantity("how far one forward of all is from the sum of the microbatches'; NaN: no concat")
+    one_forward: float = quantity("how far one forward of all is from the sum of the microbatches'; NaN without concat")
     sequence_weights: tuple[float, ...] = quantity(
         "fitted weight × N of each row; none where microbatches have no rows"
     )

@@ -1,4 +1,4 @@
-"""Running a step: built fresh, with seeded random numbers, watched; whatever it raises is one sentence."""
+"""Running a step: built fresh, with seeded random numbers, watched; an error becomes one sentence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Build = Callable[[], tuple[nn.Module, Step]]
 
 
 def fresh(build: Build) -> tuple[nn.Module, Step]:
-    """The model and its step, fresh; LabError where that is not what `build` gives."""
+    """A fresh model and its step; LabError where `build` gives something else."""
     pair = build()
     if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], nn.Module) and callable(pair[1])):
         raise LabError(f"build() gives a {type(pair).__name__} and no model with its step: try return model, step")
@@ -52,7 +52,7 @@ def run_windows(
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """All random numbers from a seed, and as they were afterwards.
+    """All random numbers come from a seed, and continue afterwards as if nothing had happened.
 
     >>> with seeded(0): first = torch.rand(())
     >>> with seeded(0): print(first == torch.rand(()))

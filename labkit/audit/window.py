@@ -1,4 +1,4 @@
-"""What is kept of one call of a training step."""
+"""The record of one call of a training step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labkit.fit import SAMPLE, coordinates
 
 
 class Sampled:
-    """The coordinates of a model's parameters that are looked at: all, or a seeded sample of every layer."""
+    """The coordinates of a model's parameters that are read: all, or a seeded sample of every layer."""
 
     def __init__(self, model: nn.Module, sample: int = SAMPLE) -> None:
         self.sizes = [p.numel() for p in model.parameters()]
@@ -106,7 +106,7 @@ class Window:
     adam_counts: dict[int, tuple[float, float]] = field(default_factory=dict)  # Adam's own, at first and in the end
     start: Tensor = field(default_factory=lambda: torch.zeros(0))
     end: Tensor = field(default_factory=lambda: torch.zeros(0))
-    leftover: Tensor = field(default_factory=lambda: torch.zeros(0))  # gradient that is there at the end
+    leftover: Tensor = field(default_factory=lambda: torch.zeros(0))  # gradient that .grad holds at the end
 
     @property
     def passes_before_step(self) -> list[Pass]:
@@ -115,7 +115,7 @@ class Window:
 
     @property
     def without_gradient(self) -> bool:
-        """Whether the weights were moved once by hand, and no gradient was seen anywhere."""
+        """Whether the weights were moved once by hand, and no gradient appeared anywhere."""
         gradient = self.passes or self.leftover.any() or self.manual_gradient.any()
         return not self.steps and not gradient and self.moves == 1
 

@@ -75,7 +75,7 @@ class Hunt:
     points: int = quantity("10 less one for each measurement; 0 where the guess is wrong")
 
 
-@functools.lru_cache(maxsize=4)  # a switch shows what is known already
+@functools.lru_cache(maxsize=4)  # each switch of a case asks again
 def case(number: int) -> Case:
     """The step of that number: its word, how it is written, and everything measured of it.
 
@@ -176,7 +176,7 @@ def hunt(
     one_forward: Annotated[bool, Switch(help="all microbatches in one forward, for one point")] = False,
     guess: Annotated[str, Choice((NOT_YET, *WORDS), help="what is wrong: ends the hunt")] = NOT_YET,
 ) -> Hunt:
-    """A step that nobody shows: measure as little as you need, then name its fault.
+    """A hidden step: measure as little as you need, then name its fault.
 
     >>> result = hunt(weights=True)
     >>> result.points, result.verdict

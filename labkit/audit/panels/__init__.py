@@ -79,7 +79,7 @@ class Loops(Experiment[Report]):
 
 
 class Hunt(Experiment[bug_hunt.Hunt]):
-    """A step that nobody shows: measure, then name its fault."""
+    """A hidden step: measure, then name its fault."""
 
     title = "The bug hunt"
     question = "How many points will you have in the end?"

@@ -1,4 +1,4 @@
-"""The acceptance test: four gates in their order, and two trainings beside what rounding grows to."""
+"""The acceptance test: four gates in their order, and two training runs beside what rounding grows to."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Acceptance(Experiment[Record]):
             for gate in result.gates
         )
         count = f"{result.passed} of {len(result.gates)} gates passed"
-        more = f"{result.not_proved[0]} More that is not proved stands in the tables."
+        more = f"{result.not_proved[0]} The tables list more that is not proved."
         return f"{result.verdict.capitalize()}: {count}. {gates} Not proved: {more}"
 
 
@@ -163,7 +163,7 @@ def _decade(value: float, _: object = None) -> str:
 
 
 class Traces(Experiment[TracePair]):
-    """Two trainings, and how far rounding takes them apart."""
+    """Two training runs, and how far rounding drives them apart."""
 
     title = "Two traces, and rounding"
     question = "After how many of the updates are they further apart than rounding explains?"
