@@ -103,8 +103,8 @@ def layer_faults(evidence: Evidence) -> list[Fault]:
         what = f"A second run with other random numbers differs from the first by {percent(rerun)}"
         return [Fault("nondeterministic", f"{what}.")]
     if together > max(evidence.tolerance, 1e-9):
-        off = f"{percent(together)} off the sum of the microbatches'"
-        return [Fault("batch-dependent-layer", f"In one forward the same examples give a gradient {off}.")]
+        difference = f"{percent(together)} off the sum of the microbatches'"
+        return [Fault("batch-dependent-layer", f"In one forward the same examples give a gradient {difference}.")]
     return []
 
 
