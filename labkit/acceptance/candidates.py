@@ -89,7 +89,7 @@ Candidate = Annotated[str, Choice(tuple(IDEAS), help="what somebody would like t
 
 
 class Clock:
-    """A clock that moves only when it is set.
+    """A clock that moves only by `tick`.
 
     >>> clock = Clock(); clock.tick(0.5); clock()
     0.5

@@ -53,7 +53,7 @@ class Report:
             fix = f" The fix: {fault.fix}." if fault.fix else ""
             lines.append(f"{fault.word}: {fault.said}{fix}")
         if self.cannot_tell:
-            lines.append(f"These microbatches cannot tell: {'; '.join(self.cannot_tell)}.")
+            lines.append(f"What these microbatches cannot tell: {'; '.join(self.cannot_tell)}.")
         return "\n".join(lines)
 
     def _first(self) -> str:
