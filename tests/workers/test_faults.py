@@ -233,7 +233,7 @@ def test_two_presses_of_the_button_leave_nothing(forked: Pool, around: Around) -
         except KeyboardInterrupt:
             pressed += 1
         except LabError:
-            break  # the presses were over
+            pass  # no press within its time: on a busy machine they have yet to begin, else they are over
     assert pressed and signal.getsignal(signal.SIGINT) is main
     forked.close()
     living.until(lambda: not set(living.pool_processes()) - set(around.before))
