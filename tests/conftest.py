@@ -7,9 +7,12 @@ imported here before a test needs it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import pathlib
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -23,7 +26,40 @@ with contextlib.suppress(ModuleNotFoundError):
 torch.set_num_threads(1)  # tiny models: beside a busy program two threads wait for each other
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+# What makes a test slow is told by the words of its file.
+WORDS = {
+    "notebook": r"\b(nbclient|jupyter_client|tests\.workers\.kernels)\b",
+    "processes": r"\b(subprocess|multiprocessing|workers|data_parallel|pipeline|on_ranks|casebook)\b",
+    "panels": r"\b(labkit\.labs|labkit\.frame|Lab|panels)\b",
+}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what each test needs, and begin with the longest."""
+    for item in items:
+        for name in sorted(_needs(item)):
+            item.add_marker(name)
+    items.sort(key=lambda item: next((at for at, name in enumerate(LONG) if item.get_closest_marker(name)), len(LONG)))
+    _skip_without_chromium(items)
+
+
+LONG = ("browser", "notebook", "processes")
+
+
+def _needs(item: pytest.Item) -> set[str]:
+    """Of the markers, those that hold for a test."""
+    if "chromium" in getattr(item, "fixturenames", ()):
+        return {"browser"}
+    return _needs_of_file(item.path)
+
+
+@functools.cache
+def _needs_of_file(path: pathlib.Path) -> set[str]:
+    text = path.read_text(encoding="utf-8")
+    return {name for name, words in WORDS.items() if re.search(words, text)}
+
+
+def _skip_without_chromium(items: list[pytest.Item]) -> None:
     """Without Chromium the browser tests are skipped; in CI they run and fail."""
     driven = [item for item in items if item.get_closest_marker("browser")]
     if not driven or os.environ.get("CI"):
@@ -42,6 +78,17 @@ def _clean() -> Iterator[None]:
     yield
     left = _errors_left()
     assert not left, left
+
+
+@pytest.fixture(autouse=True)
+def _no_ranks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where tests with processes are left out, no other test starts ranks."""
+    if "not processes" in request.config.option.markexpr:
+        monkeypatch.setattr("labkit.workers._crew.Crew.start", _refuse)
+
+
+def _refuse(_: Any) -> None:
+    raise AssertionError("this test starts ranks, so WORDS in tests/conftest.py must find its file")
 
 
 def _errors_left() -> list[BaseException]:
@@ -63,3 +110,38 @@ def chromium() -> Iterator[Any]:
 
     with lab_in_browser.browser() as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def notebooks(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The one JupyterLab of all browser tests, and its page."""
+    from tests import lab_in_browser
+
+    folder = tmp_path_factory.mktemp("served")
+    with lab_in_browser.jupyter(folder) as address:
+        yield lab_in_browser.Notebooks(chromium, address, folder)
+
+
+@pytest.fixture
+def opened_notebook(notebooks: Any, request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    """Open a notebook and run all its cells."""
+    failures = request.session.testsfailed
+    try:
+        yield notebooks.run
+        for page in notebooks.pages:
+            assert page.said == []  # no console error, no request to the outside
+            assert page.locator(".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.error']").count() == 0
+    finally:
+        notebooks.close(failed=request.session.testsfailed > failures)
+
+
+@pytest.fixture
+def opened(opened_notebook: Any, notebooks: Any, request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Open a notebook with these cells and run it."""
+    from tests import lab_in_browser
+
+    def open_cells(*cells: str, **options: Any) -> Any:
+        name = re.sub(r"\W", "-", request.node.nodeid.removeprefix("tests/"))
+        return opened_notebook(lab_in_browser.notebook(notebooks.folder / f"{name}.ipynb", *cells), **options)
+
+    return open_cells

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pathlib
 import re
@@ -15,12 +16,14 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import nbformat
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 
+Opened = Callable[..., Page]
 ROOT = pathlib.Path(__file__).parent.parent
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 QUIET += ["--disable-component-update", "--disable-sync"]
@@ -98,17 +101,8 @@ def notebook(path: pathlib.Path, *cells: str) -> pathlib.Path:
     return path
 
 
-def open_notebook(
-    browser: Browser,
-    address: str,
-    name: str,
-    *,
-    width: int = 1024,
-    height: int = 900,
-    ratio: float = 1,
-    dark: bool = False,
-) -> Page:
-    """A page with the notebook open and its kernel idle; `page.said` collects console errors and outside requests."""
+def new_page(browser: Browser, *, width: int = 1024, height: int = 900, ratio: float = 1) -> Page:
+    """An empty page with storage of its own; `page.said` collects console errors and outside requests."""
     context = browser.new_context(viewport={"width": width, "height": height}, device_scale_factor=ratio)
     page = context.new_page()
     said: list[str] = []
@@ -119,7 +113,22 @@ def open_notebook(
         "request",
         lambda r: None if re.match(r"(https?|wss?)://127\.0\.0\.1|data:|blob:", r.url) else said.append(r.url),
     )
+    return page
+
+
+def open_notebook(
+    browser: Browser, address: str, name: str, *, dark: bool = False, width: int = 1024, ratio: float = 1
+) -> Page:
+    """A page of its own with the notebook open and its kernel idle."""
+    page = new_page(browser, width=width, ratio=ratio)
     page.goto(address.format(name))
+    ready(page)
+    theme(page, dark)
+    return page
+
+
+def ready(page: Page) -> None:
+    """Wait until a notebook is shown and its kernel answers."""
     page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=90_000)
     page.evaluate(
         """async () => {
@@ -130,13 +139,74 @@ def open_notebook(
         await sessionContext.session.kernel.info
         await sessionContext.session.kernel.requestKernelInfo() }"""
     )
-    theme(page, dark)
-    return page
+
+
+class Notebooks:
+    """One JupyterLab whose page stays: a notebook opens in it with a kernel of its own, and is closed with it."""
+
+    def __init__(self, browser: Browser, address: str, folder: pathlib.Path) -> None:
+        self.browser, self.address, self.folder = browser, address, folder
+        self.lasting: Page | None = None
+        self.pages: list[Page] = []  # of the test that runs
+
+    def run(
+        self, path: pathlib.Path, *, dark: bool = False, fresh: bool = False, ratio: float = 1, **size: int
+    ) -> Page:
+        """Open a notebook and run it; `fresh` or another pixel ratio loads JupyterLab anew, in a page of its own."""
+        name = path.relative_to(self.folder).as_posix()
+        if fresh or ratio != 1:
+            page = new_page(self.browser, ratio=ratio)
+            page.goto(self.address.format(name))
+        else:
+            page = self._launcher()
+            command(page, "docmanager:open", path=name)
+        self.pages.append(page)
+        page.set_default_timeout(20_000)
+        page.set_viewport_size({"width": 1024, "height": 900, **size})  # type: ignore[typeddict-item]
+        ready(page)
+        theme(page, dark)
+        run_all(page)
+        settled(page)
+        return page
+
+    def _launcher(self) -> Page:
+        """The page that lasts."""
+        if self.lasting is None:
+            self.lasting = new_page(self.browser)
+        page = self.lasting
+        if not page.evaluate("() => 'jupyterapp' in window"):
+            page.goto(self.address.replace("/tree/{}", ""))
+            page.wait_for_selector(".jp-Launcher", timeout=90_000)
+        if page not in self.pages:
+            page.said.clear()  # type: ignore[attr-defined]
+        return page
+
+    def close(self, failed: bool) -> None:
+        """End all kernels and pages; the one that lasts shows the launcher again, unless a test failed in it."""
+        for page in {*self.pages, *([self.lasting] if failed and self.lasting else [])}:
+            if page is self.lasting and not failed:
+                page.evaluate(CLOSE)
+                page.wait_for_selector(".jp-Launcher")
+            else:
+                page.context.close()
+        self.pages, self.lasting = [], None if failed else self.lasting
+        for session in json.loads(self._ask("GET", "")):
+            self._ask("DELETE", session["id"])
+
+    def _ask(self, method: str, session: str) -> bytes:
+        address = re.sub("lab/tree.*token=", f"api/sessions/{session}?token=", self.address)
+        with urllib.request.urlopen(urllib.request.Request(address, method=method), timeout=60) as reply:
+            return bytes(reply.read())
+
+
+CLOSE = (
+    "() => [...jupyterapp.shell.widgets('main')].filter(each => each.sessionContext).forEach(each => each.dispose())"
+)
 
 
 def command(page: Page, name: str, **arguments: Any) -> None:
     """Run one of JupyterLab's own commands."""
-    page.evaluate("([name, args]) => window.jupyterapp.commands.execute(name, args)", [name, arguments])
+    page.evaluate("async ([name, args]) => { await jupyterapp.commands.execute(name, args) }", [name, arguments])
 
 
 def theme(page: Page, dark: bool) -> None:
@@ -159,3 +229,75 @@ def settled(page: Page, seconds: float = 90) -> None:
     )
     idle = '.jp-Notebook-ExecutionIndicator[data-status="idle"]'
     page.wait_for_selector(idle, timeout=seconds * 1000, state="attached")
+
+
+PATIENCE = 60  # seconds after which a test gives up: no measure of speed
+STILL = """() => new Promise(done => {
+    const shape = () => JSON.stringify([...document.querySelectorAll('.lk, .lk *')].map(each => {
+        const box = each.getBoundingClientRect()
+        return [box.width, box.height, box.left, each.dataset.seq] }))
+    let last = '', same = 0
+    const look = () => { const now = shape(); same = now === last ? same + 1 : 0; last = now
+        same < 5 ? setTimeout(() => requestAnimationFrame(look), 60) : done() }
+    look() })"""
+
+
+def until(true: Callable[[], Any]) -> None:
+    """Wait until something is true."""
+    end = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.05)
+
+
+def still(page: Page) -> None:
+    """Wait until the panels' layout and pictures have stopped changing: what a page tells its kernel waits 120 ms."""
+    page.evaluate(STILL)
+
+
+def pixels(page: Page) -> str:
+    """The first panel's picture."""
+    return str(page.evaluate("document.querySelector('.lk-canvas').toDataURL()"))
+
+
+def words(page: Page, name: str) -> str:
+    """The text of one part of the first panel."""
+    return page.locator(f".lk-{name}").first.inner_text()
+
+
+def step(page: Page) -> None:
+    """Press Step."""
+    page.get_by_role("button", name="Step", exact=True).click()
+
+
+def corner(page: Page) -> list[int]:
+    """The first picture's own background."""
+    return list(
+        page.evaluate("[...document.querySelector('.lk-canvas').getContext('2d').getImageData(1, 1, 1, 1).data]")
+    )
+
+
+def serious(page: Page, context: str = ".lk") -> list[str]:
+    """What axe finds serious, and where."""
+    violations = Axe().run(page, context=context, options={"resultTypes": ["violations"]}).response["violations"]
+    return [f"{v['id']}: {v['nodes'][0]['html']}" for v in violations if v["impact"] in ("serious", "critical")]
+
+
+def accessible(page: Page) -> None:
+    """In both themes the picture has the theme's background, and axe finds nothing serious; it ends in light."""
+    for dark in (True, False):
+        theme(page, dark)
+        until(lambda dark=dark: sum(corner(page)[:3]) < 150 if dark else sum(corner(page)[:3]) > 600)
+        still(page)
+        assert serious(page) == []
+
+
+# What sticks out of a panel, and what of a control.
+OUTSIDE = """() => [...document.querySelectorAll('.lk')].flatMap(
+    panel => [...panel.querySelectorAll('*')].filter(each => {
+    const box = each.getBoundingClientRect(), whole = panel.getBoundingClientRect()
+    const hidden = !box.width || each.closest('.lk-hidden, .lk-probe, pre, .lk-table')
+    return !hidden && (box.right > whole.right + 2 || box.left < whole.left - 2)
+}).map(each => `${each.className || each.tagName}: ${each.textContent.slice(0, 40)}`))"""
+OVER = """() => [...document.querySelectorAll('.lk-control')].filter(control => [...control.querySelectorAll('*')].some(
+    each => each.getBoundingClientRect().right > control.getBoundingClientRect().right + 2)).map(c => c.textContent)"""

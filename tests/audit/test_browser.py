@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-from axe_playwright_python.sync_playwright import Axe
-
-from tests.frame.test_browser import Opened, opened, pixels, served, until, words
-
-__all__ = ["opened", "served"]  # fixtures
-pytestmark = pytest.mark.browser
+from tests.lab_in_browser import Opened, accessible, pixels, step, until, words
 
 CELL = "import labkit\nlab = labkit.labs.audit()\nlab"
 REPORT = "from labkit.audit.bug_hunt.suspects import loops\nlabkit.labs.shown(loops(loop='B'))"
@@ -17,7 +11,7 @@ REPORT = "from labkit.audit.bug_hunt.suspects import loops\nlabkit.labs.shown(lo
 def test_a_loop_is_named_and_a_fault_is_hunted(opened: Opened) -> None:
     page = opened(CELL, REPORT)
     page.get_by_label("The heaviest microbatch: how many times its right weight?").fill("1.855263")
-    page.get_by_role("button", name="Step", exact=True).click()
+    step(page)
     until(lambda: "exactly" in words(page, "score"))
     assert words(page, "headline") == "mean-of-means"
     page.get_by_label("The bug hunt", exact=True).check()
@@ -28,8 +22,7 @@ def test_a_loop_is_named_and_a_fault_is_hunted(opened: Opened) -> None:
     until(lambda: "9 points" in words(page, "headline") and pixels(page) != before)
     page.get_by_label("guess", exact=True).select_option("batch-dependent-layer")
     until(lambda: words(page, "headline") == "Right, batch-dependent-layer: 9 points")
-    found = Axe().run(page, context=".lk").response["violations"]
-    assert [v["id"] for v in found if v["impact"] in ("serious", "critical")] == []
+    accessible(page)
     figure = page.locator(".jp-OutputArea-output figure").last
     assert "schedule-per-microbatch" in figure.inner_text()
     assert figure.locator("img.lk-light").is_visible() and not figure.locator("img.lk-dark").is_visible()

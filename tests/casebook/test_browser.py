@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-from axe_playwright_python.sync_playwright import Axe
-
-from tests.frame.test_browser import Opened, opened, pixels, served, until, words
-
-__all__ = ["opened", "served"]  # fixtures
-pytestmark = pytest.mark.browser
+from tests.lab_in_browser import Opened, accessible, pixels, step, until, words
 
 CELL = "import labkit\nlab = labkit.labs.casebook()\nlab"
 PAGE = "labkit.casebook.find('B57')"
@@ -17,17 +11,16 @@ PAGE = "labkit.casebook.find('B57')"
 def test_a_case_is_predicted_and_another_is_chosen(opened: Opened) -> None:
     page = opened(CELL, PAGE)
     page.get_by_label("What does the wrong loop give?").fill("5")
-    page.get_by_role("button", name="Step", exact=True).click()
+    step(page)
     until(lambda: words(page, "score") == "You predicted 5, it is 5: exactly.")
     assert words(page, "headline") == "Gradient: 5 in place of 3.5"
     before = pixels(page)
     page.get_by_label("case", exact=True).select_option("B40 DDP bypassed")
     until(lambda: "hidden" in words(page, "sentence") and pixels(page) != before)
     assert page.evaluate("document.activeElement.tagName") != "BODY" and "5.5" not in words(page, "sentence")
-    page.get_by_role("button", name="Step", exact=True).click()
+    step(page)
     page.locator(".lk-headline").filter(has_text="Gradient of rank 0: 1 in place of 5.5").wait_for(timeout=60_000)
-    found = Axe().run(page, context=".lk").response["violations"]
-    assert [v["id"] for v in found if v["impact"] in ("serious", "critical")] == []
+    accessible(page)
     link = page.locator(".jp-OutputArea-output a").first
     assert link.get_attribute("href") == "https://github.com/huggingface/sentence-transformers/issues/1822"
     code = page.locator(".jp-OutputArea-output pre").last

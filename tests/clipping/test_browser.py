@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-from axe_playwright_python.sync_playwright import Axe
-
-from tests.frame.test_browser import Opened, opened, pixels, served, until, words
-
-__all__ = ["opened", "served"]  # fixtures
-pytestmark = pytest.mark.browser
+from tests.lab_in_browser import Opened, accessible, pixels, step, until, words
 
 CELL = "import labkit\nlab = labkit.labs.clipping('orders')\nlab"
 STEP = """from labkit import check, nets
@@ -22,16 +16,15 @@ check.clipped_step(step)"""
 def test_an_order_is_predicted_seen_and_mended_and_a_step_is_judged(opened: Opened) -> None:
     page = opened(CELL, STEP)
     page.get_by_label("The heaviest microbatch: how many times the lightest?").fill("16")
-    page.get_by_role("button", name="Step", exact=True).click()
+    step(page)
     until(lambda: "exactly" in words(page, "score"))
     assert "weigh 1, 16, 16, 16" in words(page, "sentence")
     wrong = pixels(page)
     page.get_by_label("rule", exact=True).select_option("clip-once")
     until(lambda: "hidden" in words(page, "sentence"))
-    page.get_by_role("button", name="Step", exact=True).click()
+    step(page)
     until(lambda: words(page, "headline") == "Equal to clip-once, as far as rounding goes")
     until(lambda: pixels(page) != wrong)
-    found = Axe().run(page, context=".lk").response["violations"]
-    assert [v["id"] for v in found if v["impact"] in ("serious", "critical")] == []
+    accessible(page)
     said = page.locator(".jp-OutputArea-output").last
     until(lambda: "Unscale once a window, after the loop." in " ".join(said.inner_text().split()))

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-from axe_playwright_python.sync_playwright import Axe
-
-from tests.frame.test_browser import Opened, opened, pixels, served, until, words
-
-__all__ = ["opened", "served"]  # fixtures
-pytestmark = pytest.mark.browser
+from tests.lab_in_browser import Opened, accessible, pixels, step, until, words
 
 CELL = "import labkit\nlabkit.data_parallel.recipes(seed=1)  # starts the ranks\nlab = labkit.labs.data_parallel()\nlab"
 LOSS = """from labkit import check
@@ -18,20 +12,19 @@ check.ddp_loss(lambda local_sum, local_count, global_count, world: local_sum / g
 def test_a_recipe_is_predicted_all_reduces_counted_a_rank_killed_and_a_loss_judged(opened: Opened) -> None:
     page = opened(CELL, LOSS)
     page.get_by_label("How large is the relative error of the gradient?").fill("30")
-    page.get_by_role("button", name="Step", exact=True).click()
+    step(page)
     until(lambda: "You predicted 30 %, it is" in words(page, "score"))
     weights = pixels(page)
     page.get_by_label("Where no_sync stands").click()
     until(lambda: "hidden" in words(page, "sentence"))
-    page.get_by_role("button", name="Step", exact=True).click()
+    step(page)
     until(lambda: words(page, "headline").endswith("synchronised four times all the same"))
     until(lambda: pixels(page) != weights)
     page.get_by_label("A rank is killed").click()
     until(lambda: "hidden" in words(page, "sentence"))
-    page.get_by_role("button", name="Step", exact=True).click()
+    step(page)
     until(lambda: "and the next run works" in words(page, "headline"))
     assert "rank 1 of 2 was killed by SIGKILL" in words(page, "sentence")
-    found = Axe().run(page, context=".lk").response["violations"]
-    assert [v["id"] for v in found if v["impact"] in ("serious", "critical")] == []
+    accessible(page)
     said = page.locator(".jp-OutputArea-output").last
     until(lambda: "DDP divides by the number of ranks once more" in " ".join(said.inner_text().split()))

@@ -2,78 +2,27 @@
 
 from __future__ import annotations
 
-import pathlib
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page
 
-from tests.lab_in_browser import command, jupyter, notebook, open_notebook, run_all, settled, theme
-
-pytestmark = pytest.mark.browser
+from tests.lab_in_browser import (
+    Opened,
+    accessible,
+    command,
+    corner,
+    pixels,
+    step,
+    still,
+    theme,
+    until,
+    words,
+)
 
 CEILING = "import labkit\nlab = labkit.labs.roofline('ceiling')\nlab"
 TOPIC = "import labkit\nlab = labkit.labs.roofline()\nlab"
+KERNEL = "jupyterapp.shell.currentWidget.sessionContext.session.kernel.status"
 LONG = "from labkit.labs import Lab\nfrom tests.made import Long\nlab = Lab([Long()], steps=1000, pause=0.02)\nlab"
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, pathlib.Path]]:
-    folder = tmp_path_factory.mktemp("served")
-    with jupyter(folder) as address:
-        yield address, folder
-
-
-Opened = Callable[..., Page]
-
-
-@pytest.fixture
-def opened(served: tuple[str, pathlib.Path], chromium: Browser, request: pytest.FixtureRequest) -> Iterator[Opened]:
-    """Open a notebook with these cells and run it."""
-    address, folder = served
-    pages: list[Page] = []
-
-    def open_cells(*cells: str, **options: Any) -> Page:
-        name = f"{request.node.name[5:40].replace('[', '-').replace(']', '')}.ipynb"
-        notebook(folder / name, *cells)
-        page = open_notebook(chromium, address, name, **options)
-        pages.append(page)
-        page.set_default_timeout(20_000)
-        run_all(page)
-        settled(page)
-        return page
-
-    yield open_cells
-    for page in pages:
-        assert page.said == []  # type: ignore[attr-defined]  # no console error, no request to the outside
-        assert page.locator(".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.error']").count() == 0
-        page.context.close()
-
-
-def until(true: Callable[[], Any]) -> None:
-    for _ in range(300):
-        if true():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it did not come")
-
-
-def pixels(page: Page) -> str:
-    return str(page.evaluate("document.querySelector('.lk-canvas').toDataURL()"))
-
-
-def words(page: Page, name: str) -> str:
-    return page.locator(f".lk-{name}").first.inner_text()
-
-
-def corner(page: Page) -> list[int]:
-    """The picture's own background."""
-    return list(
-        page.evaluate("[...document.querySelector('.lk-canvas').getContext('2d').getImageData(1, 1, 1, 1).data]")
-    )
 
 
 def test_predict_step_score_reset(opened: Opened) -> None:
@@ -83,7 +32,7 @@ def test_predict_step_score_reset(opened: Opened) -> None:
     page.get_by_label("What rate does the roof allow?").fill("150")
     page.keyboard.press("Enter")
     until(lambda: page.locator(".lk-top .lk-primary").inner_text() == "Step")
-    page.get_by_role("button", name="Step", exact=True).click()
+    step(page)
     until(lambda: "160" in words(page, "headline"))
     assert words(page, "score") == "You predicted 150 GFLOP/s, it is 160 GFLOP/s: 6.25 % off."
     until(lambda: pixels(page) != hidden)
@@ -96,7 +45,7 @@ def test_predict_step_score_reset(opened: Opened) -> None:
 def test_a_typed_number_counts_although_predict_was_not_pressed(opened: Opened) -> None:
     page = opened(CEILING)
     page.get_by_label("What rate does the roof allow?").fill("160")
-    page.get_by_role("button", name="Step", exact=True).click()
+    step(page)
     until(lambda: "exactly" in words(page, "score"))
 
 
@@ -151,14 +100,12 @@ def test_a_bad_value_stands_in_the_alert_line_until_the_remedy_is_followed(opene
     assert field.get_attribute("aria-invalid") == "false"
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_axe_finds_nothing_serious(opened: Opened, dark: bool) -> None:
-    page = opened(TOPIC, dark=dark)
-    for prepare in (lambda: None, lambda: page.get_by_role("button", name="Step", exact=True).click()):
-        prepare()
-        time.sleep(0.5)
-        found = Axe().run(page, context=".lk").response["violations"]
-        assert [(v["id"], v["nodes"][0]["html"]) for v in found if v["impact"] in ("serious", "critical")] == []
+def test_axe_finds_nothing_serious(opened: Opened) -> None:
+    page = opened(TOPIC)
+    accessible(page)
+    step(page)
+    until(lambda: "160" in words(page, "headline"))
+    accessible(page)
 
 
 def test_the_picture_is_dark_at_first_paint_and_follows_the_theme(opened: Opened) -> None:
@@ -179,10 +126,10 @@ def test_the_picture_has_the_displays_own_pixels(opened: Opened, ratio: int) -> 
 
 @pytest.mark.parametrize("width", [700, 1024, 1400])
 def test_nothing_sticks_out_and_narrow_is_one_column(opened: Opened, width: int) -> None:
-    page = opened(CEILING, width=width)
+    page = opened(CEILING, width=width, fresh=True)
     command(page, "application:toggle-left-area")
     until(lambda: page.evaluate("(e => e.scrollWidth <= e.clientWidth + 1)(document.querySelector('.lk'))"))
-    time.sleep(0.5)
+    still(page)
     below = "document.querySelector('.lk-picture').offsetTop > document.querySelector('.lk-controls').offsetTop + 20"
     assert page.evaluate(below) == (width == 700)
 
@@ -202,7 +149,7 @@ def test_a_hundred_moves_end_in_the_last_state(opened: Opened) -> None:
 
 def test_stop_keeps_what_is_there_and_the_next_run_works(opened: Opened) -> None:
     page = opened(LONG)
-    page.get_by_role("button", name="Step", exact=True).click()
+    step(page)
     until(lambda: words(page, "headline").endswith("steps"))
     pressed = time.monotonic()
     page.get_by_role("button", name="Stop", exact=True).click()
@@ -212,13 +159,13 @@ def test_stop_keeps_what_is_there_and_the_next_run_works(opened: Opened) -> None
     assert 0 < kept < 1000
     page.get_by_label("steps, exact value").fill("3")
     page.keyboard.press("Enter")
-    page.get_by_role("button", name="Step", exact=True).click()
+    step(page)
     until(lambda: words(page, "headline") == "3 steps")
 
 
 def test_tabs_switch_experiments_and_keep_their_answers(opened: Opened) -> None:
     page = opened(TOPIC)
-    page.get_by_role("button", name="Step", exact=True).click()
+    step(page)
     until(lambda: "160" in words(page, "headline"))
     page.get_by_label("Trap: sparse peak").check()
     until(lambda: words(page, "headline") == "Trap: sparse peak")
@@ -227,14 +174,13 @@ def test_tabs_switch_experiments_and_keep_their_answers(opened: Opened) -> None:
 
 
 def test_two_views_show_the_same_and_a_reload_restores_it(opened: Opened) -> None:
-    page = opened(CEILING, "lab")
+    page = opened(CEILING, "lab", fresh=True)
     page.get_by_role("button", name="Step", exact=True).first.click()
     until(lambda: "160" in page.locator(".lk-headline").nth(1).inner_text())
     same = "(([a, b]) => a.toDataURL() === b.toDataURL())(document.querySelectorAll('.lk-canvas'))"
     until(lambda: page.evaluate(same))
     picture = pixels(page)
     command(page, "docmanager:save")
-    time.sleep(1)
     page.reload()
     page.wait_for_selector(".lk-canvas[data-seq]", timeout=60_000)
     until(lambda: "160" in words(page, "headline"))
@@ -251,28 +197,27 @@ def test_after_a_restart_one_line_says_so(opened: Opened) -> None:
     page.evaluate("() => { window.jupyterapp.commands.execute('notebook:restart-kernel') }")
     page.locator(".jp-Dialog button.jp-mod-accept").click()
     until(lambda: "run this cell again" in page.get_by_role("alert").inner_text())
+    until(lambda: page.evaluate(KERNEL) == "idle")
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_the_weight_of_each_token_is_predicted_seen_and_mended(opened: Opened, dark: bool) -> None:
+def test_the_weight_of_each_token_is_predicted_seen_and_mended(opened: Opened) -> None:
     cell = "import labkit\nlab = labkit.labs.accumulation('weights', sequences=2, accumulation_steps=2, seed=3)\nlab"
-    page = opened(cell, dark=dark)
+    page = opened(cell)
     page.get_by_label("The heaviest token: how many times its right weight?").fill("4.375")
-    page.get_by_role("button", name="Step", exact=True).click()
+    step(page)
     until(lambda: "exactly" in words(page, "score"))
     wrong = pixels(page)
     page.get_by_label("rule", exact=True).select_option("token-mean")
     until(lambda: "hidden" in words(page, "sentence"))
-    page.get_by_role("button", name="Step", exact=True).click()
+    step(page)
     until(lambda: "equal to the full batch" in words(page, "headline"))
     until(lambda: pixels(page) != wrong)
-    found = Axe().run(page, context=".lk").response["violations"]
-    assert [v["id"] for v in found if v["impact"] in ("serious", "critical")] == []
+    accessible(page)
 
 
 def test_two_trainings_are_drawn_while_they_run(opened: Opened) -> None:
     page = opened("import labkit\nlab = labkit.labs.accumulation('trainings', updates=200)\nlab")
-    page.get_by_role("button", name="Step", exact=True).click()
+    step(page)
     until(lambda: "of 200 updates" in words(page, "headline"))
     early = pixels(page)
     until(lambda: pixels(page) != early)

@@ -64,7 +64,6 @@ def voila(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         server.wait(20)
 
 
-@pytest.mark.browser
 @pytest.mark.parametrize("dark", [False, True])
 def test_a_lab_works_on_a_page_without_code(voila: str, chromium: Browser, dark: bool) -> None:
     page = chromium.new_context(viewport={"width": 1024, "height": 900}).new_page()

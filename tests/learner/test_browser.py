@@ -7,16 +7,22 @@ import pathlib
 import time
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page
 
 from labkit.learner import record
-from tests.frame.test_browser import Opened, opened, pixels, served, until, words
-from tests.lab_in_browser import command
-from tests.notebooks.test_in_browser import OUTSIDE, OVER
-
-__all__ = ["opened", "served"]  # fixtures
-pytestmark = pytest.mark.browser
+from tests.lab_in_browser import (
+    OUTSIDE,
+    OVER,
+    Opened,
+    accessible,
+    command,
+    pixels,
+    serious,
+    step,
+    still,
+    until,
+    words,
+)
 
 CEILING = "import labkit\nlab = labkit.labs.roofline('ceiling')\nlab"
 MAP = "labkit.labs.map()"
@@ -29,11 +35,6 @@ def _anew() -> None:
     (record.folder() / "progress.json").unlink(missing_ok=True)
 
 
-def serious(page: Page, context: str = ".lk") -> list[str]:
-    found = Axe().run(page, context=context).response["violations"]
-    return [rule["id"] for rule in found if rule["impact"] in ("serious", "critical")]
-
-
 def on_the_map(page: Page, title: str) -> str:
     return page.get_by_role("row", name=title).last.inner_text()
 
@@ -44,9 +45,9 @@ def test_what_was_done_outlives_page_and_kernel(opened: Opened) -> None:
     assert "0 of 1" in on_the_map(page, "00 Start here") and "0 of 6" in on_the_map(page, "02 Roofline")
     assert "checks For sums = " in " ".join(page.locator(".jp-OutputArea-output").nth(1).inner_text().split())
     page.get_by_label("What rate does the roof allow?").fill("150")
-    page.get_by_role("button", name="Step", exact=True).click()
+    step(page)
     until(lambda: "6.25 % off" in words(page, "score"))
-    page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+    page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.shutdown()")
     page.goto("about:blank")
     again = opened(CEILING, "labkit.check.token_mean(lambda sums, counts: sum(sums) / sum(counts))", MAP)
     row = on_the_map(again, "02 Roofline")
@@ -62,7 +63,7 @@ def says(place: pathlib.Path, writer: int, number: float) -> None:
 
 def test_a_class_is_shown_live_in_two_rounds_and_the_answer_when_asked(opened: Opened, tmp_path: pathlib.Path) -> None:
     learner = f"import os\nos.environ['LABKIT_CLASS'] = {str(tmp_path)!r}\n{CEILING}"
-    page = opened(learner, "labkit.labs.class_board('roofline', 'ceiling')")
+    page = opened(learner, "labkit.labs.class_board('roofline', 'ceiling')", fresh=True)
     board = page.get_by_role("group", name="the board of the class")
     until(lambda: "No prediction yet." in board.inner_text())
     page.get_by_label("What rate does the roof allow?").fill("150")
@@ -90,20 +91,20 @@ def test_a_class_is_shown_live_in_two_rounds_and_the_answer_when_asked(opened: O
     until(lambda: page.evaluate(OUTSIDE) == [])
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_one_press_makes_all_panels_large_and_the_next_small_again(opened: Opened, dark: bool) -> None:
-    page = opened(CEILING, "other = labkit.labs.packing('leak')\nother.step()\nother", dark=dark)
+def test_one_press_makes_all_panels_large_and_the_next_small_again(opened: Opened) -> None:
+    page = opened(CEILING, "other = labkit.labs.packing('leak')\nother.step()\nother")
     size = "[...document.querySelectorAll('.lk')].map(e => parseFloat(getComputedStyle(e).fontSize))"
     (small, _) = page.evaluate(size)
     picture = pixels(page)
     page.get_by_role("button", name="Large type").first.click()
     until(lambda: page.evaluate(size) == pytest.approx([1.5 * small, 1.5 * small]))
     until(lambda: pixels(page) != picture)
-    time.sleep(0.5)
+    sharp = "[...document.querySelectorAll('.lk-canvas')].map(c => c.width / c.clientWidth)"
+    until(lambda: page.evaluate(sharp) == pytest.approx([1, 1], abs=0.01))
+    still(page)
     assert page.get_by_role("button", name="Large type", pressed=True).count() == 2
-    assert page.evaluate(OUTSIDE) == [] and page.evaluate(OVER) == [] and serious(page) == []
-    sharp = "(c => c.width / c.clientWidth)(document.querySelector('.lk-canvas'))"
-    assert page.evaluate(sharp) == pytest.approx(1, abs=0.01)
+    assert page.evaluate(OUTSIDE) == [] and page.evaluate(OVER) == []
+    accessible(page)
     page.get_by_role("button", name="Large type").last.click()
     until(lambda: page.evaluate(size) == [small, small])
     until(lambda: pixels(page) == picture)

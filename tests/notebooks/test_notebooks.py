@@ -11,7 +11,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbconvert import HTMLExporter
 
-from tests.lab_in_browser import ROOT
+from tests.lab_in_browser import ROOT, chromium
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 NO_NETWORK = """
@@ -24,17 +24,23 @@ connect, socket.socket.connect = socket.socket.connect, refuse
 """
 
 
-def execute(notebook: nbformat.NotebookNode, folder: pathlib.Path) -> nbformat.NotebookNode:
-    """Run it as a learner would, and raise what any cell or any lab's callback met."""
+def watched(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """The notebook in a kernel without network, whose last cell raises what a callback of a lab met."""
     notebook.cells.insert(0, nbformat.v4.new_code_cell(NO_NETWORK))
     notebook.cells.append(nbformat.v4.new_code_cell("import labkit\nlabkit.labs.check()"))
+    return notebook
+
+
+def execute(notebook: nbformat.NotebookNode, folder: pathlib.Path) -> nbformat.NotebookNode:
+    """Run it as a learner would, and raise what any cell met."""
     NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(folder)}}).execute()
     return notebook
 
 
+@pytest.mark.skipif(bool(chromium()), reason="they run in test_in_browser.py")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs_top_to_bottom(path: pathlib.Path) -> None:
-    ran = execute(nbformat.read(path, as_version=4), path.parent)
+    ran = execute(watched(nbformat.read(path, as_version=4)), path.parent)
     assert not [o for cell in ran.cells for o in cell.get("outputs", ()) if o.output_type == "error"]
 
 
@@ -75,7 +81,7 @@ def test_its_exercises_are_complete(path: pathlib.Path) -> None:
 def test_a_lab_whose_experiment_raises_makes_the_run_fail(when: str, tmp_path: pathlib.Path) -> None:
     cell = f"from labkit.labs import Lab\nfrom tests.made import Broken\nlab = Lab([Broken()], when=1)\n{when}"
     with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
-        execute(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)]), ROOT)
+        execute(watched(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])), ROOT)
 
 
 def test_exported_html_keeps_picture_and_sentence() -> None:

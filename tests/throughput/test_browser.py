@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-from axe_playwright_python.sync_playwright import Axe
-
-from tests.frame.test_browser import Opened, opened, pixels, served, until, words
-
-__all__ = ["opened", "served"]  # fixtures
-pytestmark = pytest.mark.browser
+from tests.lab_in_browser import Opened, accessible, pixels, step, until, words
 
 CELL = "import labkit\nlab = labkit.labs.throughput()\nlab"
 STEP = """from labkit import check
@@ -19,22 +13,21 @@ check.train_step(plain_step)"""
 def test_a_sweep_is_stopped_and_run_a_pair_decided_and_a_step_scored(opened: Opened) -> None:
     page = opened(CELL, STEP)
     page.get_by_label("At b = 1: what per cent of the step is launch overhead, K · a?").fill("50")
-    page.get_by_role("button", name="Step", exact=True).click()
+    step(page)
     until(lambda: "sizes seen" in words(page, "headline"))
     page.get_by_role("button", name="Stop", exact=True).click()
     until(lambda: page.get_by_role("button", name="Stop", exact=True).count() == 0)
     assert "sizes seen" in words(page, "headline")
-    page.get_by_role("button", name="Step", exact=True).click()
+    step(page)
     until(lambda: "times the valid tokens/s of b = 1" in words(page, "headline"))
     until(lambda: "You predicted 50 %, it is" in words(page, "score"))
     sweep = pixels(page)
     page.get_by_label("Is it really faster?").click()
     until(lambda: "hidden" in words(page, "sentence"))
-    page.get_by_role("button", name="Step", exact=True).click()
+    step(page)
     until(lambda: "margin 3 %, 3 runs each" in words(page, "headline"))
     assert "90 % interval" in words(page, "sentence")
     until(lambda: pixels(page) != sweep)
-    found = Axe().run(page, context=".lk").response["violations"]
-    assert [v["id"] for v in found if v["impact"] in ("serious", "critical")] == []
+    accessible(page)
     said = page.locator(".jp-OutputArea-output").last
     until(lambda: "Right. Score: " in " ".join(said.inner_text().split()))
