@@ -7,6 +7,8 @@ TORCH ?= auto
 CPU_WHEELS := https://download.pytorch.org/whl/cpu
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
+# Long tests come first (tests/conftest.py), and whoever is done takes over half of what the other has left.
+BOTH_CORES := -n 2 --dist worksteal
 
 define CHECK_PYTHON
 import sys
@@ -28,7 +30,7 @@ urllib.request.urlopen("$(CPU_WHEELS)/torch/", timeout=5)
 endef
 export CHECK_WHEELS
 
-.PHONY: help lab voila test test-slow lint bench gpu frameworks hub
+.PHONY: help lab voila test quick test-slow lint bench gpu frameworks hub
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -41,9 +43,11 @@ lab: .venv/lab ## open JupyterLab on the start notebook
 voila: .venv/voila ## show the notebooks as pages without code
 	@$(PY) -m voila notebooks
 
-# Tests kill real processes and drive a real browser: what fails is tried once more.
 test: lint ## check style and types, then run all tests
-	$(PY) -m pytest -n 2 --dist loadfile --reruns 1
+	$(PY) -m pytest $(BOTH_CORES)
+
+quick: lint ## check style and types, then the mathematics alone
+	$(PY) -m pytest $(BOTH_CORES) -m "not browser and not notebook and not processes and not panels and not slow"
 
 test-slow: .venv/test ## run the tests that take minutes
 	$(PY) -m pytest -m slow tests/workers
