@@ -33,10 +33,10 @@ RATES = st.lists(st.floats(1e-3, 1e9), min_size=3, max_size=7)
 def test_made_throughputs_of_all_three_kinds(
     before: tuple[float, ...], after: tuple[float, ...], verdict: str, ends: tuple[float, float]
 ) -> None:
-    found = decide(before, after)
-    assert found.verdict == verdict and (found.low, found.high) == pytest.approx(ends)
-    assert found.explain().startswith(f"{verdict}: {found.ratio:.3g} times the throughput, 90 % interval")
-    assert found.explain().endswith(".") and f"{found.low:.3g} … {found.high:.3g}" in found.explain()
+    decision = decide(before, after)
+    assert decision.verdict == verdict and (decision.low, decision.high) == pytest.approx(ends)
+    assert decision.explain().startswith(f"{verdict}: {decision.ratio:.3g} times the throughput, 90 % interval")
+    assert decision.explain().endswith(".") and f"{decision.low:.3g} … {decision.high:.3g}" in decision.explain()
 
 
 def test_a_sentence_says_what_the_bar_is() -> None:
@@ -85,8 +85,8 @@ def share(found: list[str], verdict: str) -> float:
 
 @pytest.mark.parametrize(("noise", "rate"), [(0.01, 0.0), (0.03, 0.003), (0.1, 0.027), (0.3, 0.042)])
 def test_a_truly_equal_pair_is_seldom_called_faster(noise: float, rate: float) -> None:
-    found = share(verdicts(noise, 1.0, 3), "faster")
-    assert found <= 0.05 and found == pytest.approx(rate, abs=4 * math.sqrt(max(rate, 0.001) / 3000))
+    result = share(verdicts(noise, 1.0, 3), "faster")
+    assert result <= 0.05 and result == pytest.approx(rate, abs=4 * math.sqrt(max(rate, 0.001) / 3000))
 
 
 @pytest.mark.parametrize("runs", [3, 5, 9])
@@ -106,16 +106,16 @@ def test_a_large_gain_is_seen_through_small_noise_and_more_runs_tell_more() -> N
 
 @given(RATES, RATES, st.floats(0, 1))
 def test_the_interval_holds_the_ratio_and_no_unit_matters(before: Any, after: Any, margin: float) -> None:
-    found = decide(before, after, margin)
-    assert found.low <= found.ratio <= found.high and found.margin == margin
+    decision = decide(before, after, margin)
+    assert decision.low <= decision.ratio <= decision.high and decision.margin == margin
     scaled = decide([1024 * each for each in before], [1024 * each for each in reversed(after)], margin)
-    assert scaled == found
+    assert scaled == decision
 
 
 def test_many_runs_whose_medians_lie_outside_widen_the_interval() -> None:
     before, after = [1.0] * 20 + [2.0] * 21, [1.0] * 21 + [2.0] * 20
-    found = decide(before, after)
-    assert found.ratio == 0.5 == found.low and found.high >= 1
+    decision = decide(before, after)
+    assert decision.ratio == 0.5 == decision.low and decision.high >= 1
 
 
 def test_numbers_of_numpy_and_torch_are_numbers() -> None:

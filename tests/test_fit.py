@@ -27,9 +27,9 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 def test_weights_of_32_separate_sequences_come_back(seed: int) -> None:
     references = sequence_gradients(Transformer(seed=seed, dtype=torch.float64), [batch(seed, 32)])
     weights = drawn(32, seed=seed)
-    found = fit(weights @ references, references)
-    assert (found.values - weights).abs().max() < 1e-12
-    assert found.residual < 1e-14 and 1 < found.condition < 100 and not found.indistinguishable
+    estimate = fit(weights @ references, references)
+    assert (estimate.values - weights).abs().max() < 1e-12
+    assert estimate.residual < 1e-14 and 1 < estimate.condition < 100 and not estimate.indistinguishable
 
 
 def test_in_float32_they_come_back_to_rounding() -> None:
@@ -43,39 +43,39 @@ def test_in_float32_they_come_back_to_rounding() -> None:
 @settings(deadline=None)
 def test_values_residual_and_condition_are_numpys(m: int, size: int, seed: int) -> None:
     references, g = drawn(m, size, seed=seed), drawn(size, seed=seed + 1)
-    found = fit(g, references)
+    weights = fit(g, references)
     expected, *_ = np.linalg.lstsq(references.numpy().T, g.numpy(), rcond=None)
-    assert found.values.numpy() == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    assert weights.values.numpy() == pytest.approx(expected, rel=1e-9, abs=1e-9)
     left = g.numpy() - references.numpy().T @ expected
-    assert found.residual == pytest.approx(np.linalg.norm(left) / np.linalg.norm(g.numpy()), abs=1e-12)
+    assert weights.residual == pytest.approx(np.linalg.norm(left) / np.linalg.norm(g.numpy()), abs=1e-12)
     scaled = references.numpy() / np.linalg.norm(references.numpy(), axis=1, keepdims=True)
-    assert found.condition == pytest.approx(np.linalg.cond(scaled), rel=1e-9)
+    assert weights.condition == pytest.approx(np.linalg.cond(scaled), rel=1e-9)
 
 
 def test_twins_are_reported_and_their_sum_is_known() -> None:
     r = drawn(5, 100)
-    found = fit(2 * r[0] + 0.5 * r[1] + 3 * r[2], r[[0, 1, 2, 1, 0]])
-    assert found.indistinguishable == ((0, 4), (1, 3))
-    assert found.values[[0, 1, 3, 4]].isnan().all()
-    assert float(found.values[2]) == pytest.approx(3, abs=1e-12)
-    assert found.totals == pytest.approx((2.0, 0.5), abs=1e-12)
-    assert found.condition < 3
+    weights = fit(2 * r[0] + 0.5 * r[1] + 3 * r[2], r[[0, 1, 2, 1, 0]])
+    assert weights.indistinguishable == ((0, 4), (1, 3))
+    assert weights.values[[0, 1, 3, 4]].isnan().all()
+    assert float(weights.values[2]) == pytest.approx(3, abs=1e-12)
+    assert weights.totals == pytest.approx((2.0, 0.5), abs=1e-12)
+    assert weights.condition < 3
 
 
 def test_a_multiple_and_a_sum_leave_not_even_the_total() -> None:
     r = drawn(4, 100)
-    found = fit(r.sum(0), torch.stack([r[0], 2 * r[0], r[1], r[2], r[1] - 3 * r[2], r[3]]))
-    assert found.indistinguishable == ((0, 1), (2, 3, 4))
-    assert all(math.isnan(total) for total in found.totals)
-    assert float(found.values[5]) == pytest.approx(1, abs=1e-12)
-    assert found.residual < 1e-12
+    weights = fit(r.sum(0), torch.stack([r[0], 2 * r[0], r[1], r[2], r[1] - 3 * r[2], r[3]]))
+    assert weights.indistinguishable == ((0, 1), (2, 3, 4))
+    assert all(math.isnan(total) for total in weights.totals)
+    assert float(weights.values[5]) == pytest.approx(1, abs=1e-12)
+    assert weights.residual < 1e-12
 
 
 @pytest.mark.parametrize("small", [1e-3, 1e-6, 1e-9])
 def test_a_weak_tie_is_a_tie(small: float) -> None:
     r = drawn(2, 100)
-    found = fit(r[0], torch.stack([r[0], r[1], r[0] + small * r[1]]))
-    assert found.indistinguishable == ((0, 1, 2),)
+    weights = fit(r[0], torch.stack([r[0], r[1], r[0] + small * r[1]]))
+    assert weights.indistinguishable == ((0, 1, 2),)
 
 
 def test_twins_computed_apart_in_float32_are_twins() -> None:
@@ -83,29 +83,29 @@ def test_twins_computed_apart_in_float32_are_twins() -> None:
     model = Transformer()
     apart = sequence_gradients(model, [(tokens, labels), (tokens[:1], labels[:1])])
     noisy = apart[4] * (1 + 1e-6 * drawn(len(apart[4]))).float()
-    found = fit(apart.sum(0), torch.stack([*apart[:4], noisy]))
-    assert found.indistinguishable == ((0, 4),)
-    assert found.totals[0] == pytest.approx(2, abs=1e-4)
+    weights = fit(apart.sum(0), torch.stack([*apart[:4], noisy]))
+    assert weights.indistinguishable == ((0, 4),)
+    assert weights.totals[0] == pytest.approx(2, abs=1e-4)
 
 
 def test_a_reference_of_zero_has_no_weight() -> None:
     r = drawn(3, 20)
     r[1] = 0
-    found = fit(r[0] - r[2], r)
-    assert found.zero == (1,) and math.isnan(found.values[1]) and found.indistinguishable == ()
-    assert found.values[[0, 2]].tolist() == pytest.approx([1, -1])
+    weights = fit(r[0] - r[2], r)
+    assert weights.zero == (1,) and math.isnan(weights.values[1]) and weights.indistinguishable == ()
+    assert weights.values[[0, 2]].tolist() == pytest.approx([1, -1])
     nothing = fit(r[0], torch.zeros(2, 20))
     assert nothing.zero == (0, 1) and nothing.residual == 1 and math.isnan(nothing.condition)
 
 
 def test_a_gradient_of_zero_has_weights_of_zero() -> None:
-    found = fit(torch.zeros(20), drawn(3, 20))
-    assert found.values.tolist() == [0, 0, 0] and found.residual == 0
+    weights = fit(torch.zeros(20), drawn(3, 20))
+    assert weights.values.tolist() == [0, 0, 0] and weights.residual == 0
 
 
 def test_fewer_coordinates_than_references() -> None:
-    found = fit(torch.tensor([3.0]), torch.tensor([[1.0], [2.0]]))
-    assert found.indistinguishable == ((0, 1),) and found.residual < 1e-12
+    weights = fit(torch.tensor([3.0]), torch.tensor([[1.0], [2.0]]))
+    assert weights.indistinguishable == ((0, 1),) and weights.residual < 1e-12
 
 
 def test_a_residual_shows_what_no_weights_explain() -> None:
@@ -179,7 +179,7 @@ def test_gradient_and_flat() -> None:
     model = nn.Linear(2, 1)
     model(torch.tensor([[2.0, 3.0]])).sum().backward()
     model.bias.grad = None
-    found = gradient(model)
-    assert flat(found).tolist() == [2, 3, 0] and flat(found).dtype == torch.float64
+    tensors = gradient(model)
+    assert flat(tensors).tolist() == [2, 3, 0] and flat(tensors).dtype == torch.float64
     model.zero_grad(set_to_none=False)
-    assert found[0].tolist() == [[2, 3]]
+    assert tensors[0].tolist() == [[2, 3]]

@@ -26,13 +26,13 @@ WRONG = [word for word in WINDOW if not rules.TABLE[word].right]
 
 def test_the_formula_by_hand() -> None:
     terms = torch.tensor([[3.0, 0.0], [0.0, 4.0], [0.0, -3.0]])
-    found = tolerance(terms, count=8, depth=2, dtype=torch.float32)
-    assert (found.terms, found.unit_roundoff) == (10, 2.0**-24)
-    assert found.cancellation == pytest.approx(10 / math.sqrt(10))
-    assert found.value == pytest.approx(2 * 10 * 2.0**-24 / (1 - 10 * 2.0**-24) * math.sqrt(10))
+    bound = tolerance(terms, count=8, depth=2, dtype=torch.float32)
+    assert (bound.terms, bound.unit_roundoff) == (10, 2.0**-24)
+    assert bound.cancellation == pytest.approx(10 / math.sqrt(10))
+    assert bound.value == pytest.approx(2 * 10 * 2.0**-24 / (1 - 10 * 2.0**-24) * math.sqrt(10))
     assert tolerance(terms, count=8, dtype=torch.float32, result=1.0).cancellation == pytest.approx(10)
-    for part in ("n = 10", "u = 6e-08", "3.16", f"{found.value:.2g}"):
-        assert part in str(found)
+    for part in ("n = 10", "u = 6e-08", "3.16", f"{bound.value:.2g}"):
+        assert part in str(bound)
 
 
 def test_a_result_is_equal_up_to_its_tolerance_and_never_where_its_error_is_no_number() -> None:

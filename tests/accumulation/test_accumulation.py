@@ -41,22 +41,22 @@ def whole_batch(model: nn.Module, microbatches: Sequence[Batch], weight: Tensor 
 def test_a_comparison_measures_what_the_algebra_says(word: str, K: int) -> None:
     model = Transformer(seed=K, dtype=torch.float64)
     microbatches = split(*batch(K), K)
-    found = compare(model, microbatches, word)
-    right, wrong = whole_batch(model, microbatches), whole_batch(model, microbatches, found.predicted)
-    assert found.relative_error == pytest.approx(float((wrong - right).norm() / right.norm()), abs=1e-13)
-    assert found.norm_ratio == pytest.approx(float(wrong.norm() / right.norm()), rel=1e-12)
-    assert found.projection == pytest.approx(float(wrong @ right / right.norm() ** 2), rel=1e-12)
-    assert found.cosine == pytest.approx(float(F.cosine_similarity(wrong, right, dim=0)), rel=1e-12)
-    assert (found.sequence_weights - found.predicted).abs().max() < 1e-12 * found.predicted.abs().max()
-    assert found.residual < 1e-14 and not found.indistinguishable and 1 <= found.condition < 1000
-    assert found.equal == bool((found.predicted - 1).abs().max() < 1e-9)
+    comparison = compare(model, microbatches, word)
+    right, wrong = whole_batch(model, microbatches), whole_batch(model, microbatches, comparison.predicted)
+    assert comparison.relative_error == pytest.approx(float((wrong - right).norm() / right.norm()), abs=1e-13)
+    assert comparison.norm_ratio == pytest.approx(float(wrong.norm() / right.norm()), rel=1e-12)
+    assert comparison.projection == pytest.approx(float(wrong @ right / right.norm() ** 2), rel=1e-12)
+    assert comparison.cosine == pytest.approx(float(F.cosine_similarity(wrong, right, dim=0)), rel=1e-12)
+    assert (comparison.sequence_weights - comparison.predicted).abs().max() < 1e-12 * comparison.predicted.abs().max()
+    assert comparison.residual < 1e-14 and not comparison.indistinguishable and 1 <= comparison.condition < 1000
+    assert comparison.equal == bool((comparison.predicted - 1).abs().max() < 1e-9)
 
 
 @pytest.mark.parametrize("word", COUNTS)
 def test_fitted_weights_of_microbatches_are_the_interfaces(word: str) -> None:
-    found = weights(rule=word)
-    counts = torch.zeros(4, dtype=torch.float64).index_add(0, found.microbatch, found.counts)
-    assert (found.token_weights - token_weights(counts, word)).abs().max() < 1e-12 * found.token_weights.max()
+    comparison = weights(rule=word)
+    counts = torch.zeros(4, dtype=torch.float64).index_add(0, comparison.microbatch, comparison.counts)
+    assert (comparison.token_weights - token_weights(counts, word)).abs().max() < 1e-12 * comparison.token_weights.max()
 
 
 def test_a_loop_replaced_behind_the_librarys_back_changes_the_map(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,23 +71,23 @@ def test_a_loop_replaced_behind_the_librarys_back_changes_the_map(monkeypatch: p
 
 
 def test_the_map_stands_where_the_targets_are() -> None:
-    found = weights(rule="sequence-means", seed=5)
+    result = weights(rule="sequence-means", seed=5)
     tokens, labels = batch(5)
-    assert found.map.shape == tokens.shape and found.map[:, 0].isnan().all()
+    assert result.map.shape == tokens.shape and result.map[:, 0].isnan().all()
     for row in range(8):
         valid = labels[row, 1:] != IGNORE
-        assert torch.equal(~found.map[row, 1:].isnan(), valid)
-        B, N = 8, float(found.counts.sum())
-        assert found.map[row, 1:][valid].tolist() == pytest.approx([N / (B * float(valid.sum()))] * int(valid.sum()))
+        assert torch.equal(~result.map[row, 1:].isnan(), valid)
+        B, N = 8, float(result.counts.sum())
+        assert result.map[row, 1:][valid].tolist() == pytest.approx([N / (B * float(valid.sum()))] * int(valid.sum()))
 
 
 def test_microbatches_of_different_padding_stand_in_one_map() -> None:
     microbatches = [batch(0, 1, 12), batch(1, 2, 32)]
-    found = compare(Transformer(dtype=torch.float64), microbatches, "mean-of-means")
-    assert found.map.shape == (3, 32) and found.microbatch.tolist() == [0, 1, 1]
-    assert (~found.map.isnan()).sum(1).tolist() == found.counts.tolist()
-    n = [float(found.counts[0]), float(found.counts[1:].sum())]
-    assert found.token_weights.tolist() == pytest.approx([sum(n) / 2 / each for each in n])
+    comparison = compare(Transformer(dtype=torch.float64), microbatches, "mean-of-means")
+    assert comparison.map.shape == (3, 32) and comparison.microbatch.tolist() == [0, 1, 1]
+    assert (~comparison.map.isnan()).sum(1).tolist() == comparison.counts.tolist()
+    n = [float(comparison.counts[0]), float(comparison.counts[1:].sum())]
+    assert comparison.token_weights.tolist() == pytest.approx([sum(n) / 2 / each for each in n])
 
 
 def test_an_empty_microbatch_weighs_nothing() -> None:
@@ -104,10 +104,10 @@ def test_an_empty_microbatch_weighs_nothing() -> None:
 def test_twins_are_not_guessed() -> None:
     tokens, labels = batch(0, 4)
     microbatches = [(tokens[:2], labels[:2]), (tokens[[0, 3]], labels[[0, 3]])]
-    found = compare(Transformer(dtype=torch.float64), microbatches, "token-mean")
-    assert found.indistinguishable == ((0, 2),)
-    assert found.sequence_weights.isnan().tolist() == [True, False, True, False]
-    assert found.token_weights.tolist() == pytest.approx([1, 1])
+    comparison = compare(Transformer(dtype=torch.float64), microbatches, "token-mean")
+    assert comparison.indistinguishable == ((0, 2),)
+    assert comparison.sequence_weights.isnan().tolist() == [True, False, True, False]
+    assert comparison.token_weights.tolist() == pytest.approx([1, 1])
 
 
 def test_a_gradient_that_is_not_finite_has_no_weights() -> None:
@@ -115,9 +115,9 @@ def test_a_gradient_that_is_not_finite_has_no_weights() -> None:
         rules.token_mean(model, microbatches)
         next(model.parameters()).grad.mul_(math.inf)  # type: ignore[union-attr]
 
-    found = compare(Transformer(dtype=torch.float64), split(*batch(0), 4), broken)
-    assert found.rule == "broken" and not found.equal
-    assert found.token_weights.isnan().all() and not math.isfinite(found.relative_error)
+    comparison = compare(Transformer(dtype=torch.float64), split(*batch(0), 4), broken)
+    assert comparison.rule == "broken" and not comparison.equal
+    assert comparison.token_weights.isnan().all() and not math.isfinite(comparison.relative_error)
 
 
 def test_a_loop_of_ones_own_is_measured() -> None:
@@ -128,8 +128,8 @@ def test_a_loop_of_ones_own_is_measured() -> None:
                 assert p.grad is not None
                 p.grad /= at
 
-    found = compare(Scalar(), made([[[1]], [[1]], [[1]], [[1]]]), accumulate)
-    assert found.rule == "accumulate" and found.norm == pytest.approx(1 / 24 + 1 / 24 + 1 / 12 + 1 / 4)
+    comparison = compare(Scalar(), made([[[1]], [[1]], [[1]], [[1]]]), accumulate)
+    assert comparison.rule == "accumulate" and comparison.norm == pytest.approx(1 / 24 + 1 / 24 + 1 / 12 + 1 / 4)
     four = compare(Transformer(dtype=torch.float64), split(*batch(0, 4, shortest=32), 4), accumulate)
     assert four.token_weights.tolist() == pytest.approx([4 / 24, 4 / 24, 4 / 12, 4 / 4])
 
@@ -141,24 +141,24 @@ def test_a_comparison_leaves_no_gradient_and_no_random_state() -> None:
 
 
 def test_float32_is_fitted_too() -> None:
-    found = compare(Transformer(), split(*batch(0), 4), "mean-of-means")
-    assert (found.sequence_weights - found.predicted).abs().max() < 1e-5
-    assert not found.equal and 1e-7 < found.tolerance.value < 1e-3
+    comparison = compare(Transformer(), split(*batch(0), 4), "mean-of-means")
+    assert (comparison.sequence_weights - comparison.predicted).abs().max() < 1e-5
+    assert not comparison.equal and 1e-7 < comparison.tolerance.value < 1e-3
 
 
 def test_the_projection_of_one_hides_a_quarter() -> None:
-    found = layers()
-    assert abs(found.projection - 1) < 0.005 and 0.255 < found.relative_error < 0.285
-    assert abs(found.norm_ratio - 1) < 0.05 and 0.95 < found.cosine < 0.98
+    comparison = layers()
+    assert abs(comparison.projection - 1) < 0.005 and 0.255 < comparison.relative_error < 0.285
+    assert abs(comparison.norm_ratio - 1) < 0.05 and 0.95 < comparison.cosine < 0.98
 
 
 def test_layers_are_those_of_the_model() -> None:
-    found = layers(rule="double-division")
+    comparison = layers(rule="double-division")
     model = Transformer(seed=2493, dtype=torch.float64)
-    assert list(found.per_layer) == [name for name, _ in model.named_parameters()]
-    for each in found.per_layer.values():
+    assert list(comparison.per_layer) == [name for name, _ in model.named_parameters()]
+    for each in comparison.per_layer.values():
         assert each.norm_ratio == pytest.approx(0.25) and each.cosine == pytest.approx(1)
-    assert sum(each.norm**2 for each in found.per_layer.values()) == pytest.approx(found.norm**2)
+    assert sum(each.norm**2 for each in comparison.per_layer.values()) == pytest.approx(comparison.norm**2)
 
 
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=12).filter(any), st.sampled_from(COUNTS))
@@ -173,12 +173,12 @@ def test_token_weights_by_arithmetic(counts: list[int], word: str) -> None:
         "token-sum": lambda n: N,
         "double-division": lambda n: 1 / K,
     }
-    found = token_weights(counts, word)
-    assert found.dtype == torch.float64 and torch.equal(found, token_weights(torch.tensor(counts), word))
+    values = token_weights(counts, word)
+    assert values.dtype == torch.float64 and torch.equal(values, token_weights(torch.tensor(counts), word))
     if word == "last-microbatch-only":
-        assert found.tolist() == [0] * (K - 1) + [1 if counts[-1] else 0]
+        assert values.tolist() == [0] * (K - 1) + [1 if counts[-1] else 0]
     else:
-        assert found.tolist() == pytest.approx([expected[word](n) if n else 0 for n in counts])
+        assert values.tolist() == pytest.approx([expected[word](n) if n else 0 for n in counts])
 
 
 @pytest.mark.parametrize("word", [*(word for word in ALL if word not in COUNTS), "mean-of-mean", ""])
@@ -198,29 +198,29 @@ def test_counts_that_are_none_are_said(counts: list[int]) -> None:
 
 
 def test_a_tail_by_hand() -> None:
-    found = tail(rule="tail-divided-by-k")
-    assert found.epoch == (1, 1, 1, 2, 2, 2) and found.left == 0
-    assert found.norm_ratio == pytest.approx([1, 1, 0.5, 1, 1, 0.5])
-    assert found.relative_error == pytest.approx([0, 0, 0.5, 0, 0, 0.5], abs=1e-12)
-    rows = found.weights.nan_to_num(nan=-1).round(decimals=9).tolist()
+    epochs = tail(rule="tail-divided-by-k")
+    assert epochs.epoch == (1, 1, 1, 2, 2, 2) and epochs.left == 0
+    assert epochs.norm_ratio == pytest.approx([1, 1, 0.5, 1, 1, 0.5])
+    assert epochs.relative_error == pytest.approx([0, 0, 0.5, 0, 0, 0.5], abs=1e-12)
+    rows = epochs.weights.nan_to_num(nan=-1).round(decimals=9).tolist()
     assert rows[2] == [-1] * 8 + [0.5] * 2 + [-1] * 10 and rows[3] == [-1] * 10 + [1] * 4 + [-1] * 6
 
 
 def test_leftovers_by_hand() -> None:
-    found = tail(rule="carried-over")
-    assert found.epoch == (1, 1, 2, 2) and found.left == 2
-    rows = found.weights.nan_to_num(nan=-1).round(decimals=9).tolist()
+    epochs = tail(rule="carried-over")
+    assert epochs.epoch == (1, 1, 2, 2) and epochs.left == 2
+    rows = epochs.weights.nan_to_num(nan=-1).round(decimals=9).tolist()
     assert rows[2] == [-1] * 8 + [1] * 6 + [-1] * 6
-    assert found.relative_error[2] > 0.3 and found.relative_error[3] < 1e-12
+    assert epochs.relative_error[2] > 0.3 and epochs.relative_error[3] < 1e-12
     assert tail(rule="carried-over", microbatches=8).epoch == (1, 1, 2, 2)
     assert tail(rule="carried-over", microbatches=8).left == 0
 
 
 @pytest.mark.parametrize("shortest", [4, 32])
 def test_the_right_tail_is_right(shortest: int) -> None:
-    found = tail(rule="token-mean", shortest=shortest, microbatches=7, accumulation_steps=3)
-    assert max(found.relative_error) < 1e-12
-    assert (found.weights.nan_to_num(nan=1) - 1).abs().max() < 1e-12
+    epochs = tail(rule="token-mean", shortest=shortest, microbatches=7, accumulation_steps=3)
+    assert max(epochs.relative_error) < 1e-12
+    assert (epochs.weights.nan_to_num(nan=1) - 1).abs().max() < 1e-12
 
 
 @given(st.sampled_from(["tail-divided-by-k", "carried-over"]), st.integers(1, 8), st.integers(1, 8))
@@ -230,12 +230,12 @@ def test_every_step_of_two_epochs_is_predicted(word: str, M: int, K: int) -> Non
         with pytest.raises(LabError, match=f"accumulation steps = {K} .* try {M}"):
             tail(rule=word, microbatches=M, accumulation_steps=K)
         K = M
-    found = tail(rule=word, microbatches=M, accumulation_steps=K, shortest=4)
-    assert torch.equal(found.weights.isnan(), found.predicted.isnan())
-    assert (found.weights - found.predicted).nan_to_num().abs().max() < 1e-12
+    epochs = tail(rule=word, microbatches=M, accumulation_steps=K, shortest=4)
+    assert torch.equal(epochs.weights.isnan(), epochs.predicted.isnan())
+    assert (epochs.weights - epochs.predicted).nan_to_num().abs().max() < 1e-12
     steps = 2 * (M // K) if word == "carried-over" else 2 * math.ceil(M / K)
-    assert len(found.weights) == steps and found.left == (M % K if word == "carried-over" else 0)
-    assert int((~found.weights.isnan()).sum()) == 2 * M - found.left
+    assert len(epochs.weights) == steps and epochs.left == (M % K if word == "carried-over" else 0)
+    assert int((~epochs.weights.isnan()).sum()) == 2 * M - epochs.left
 
 
 # Every experiment.
@@ -247,11 +247,11 @@ def test_every_step_of_two_epochs_is_predicted(word: str, M: int, K: int) -> Non
 def test_what_is_declared_runs_or_is_answered_with_a_remedy(run: Callable[..., Any], data: st.DataObject) -> None:
     values = data.draw(settings_of(run))
     try:
-        found = run(**values)
+        result = run(**values)
     except LabError as refused:
         assert "accumulation steps = " in str(refused)
-        found = run(**{**values, "accumulation_steps": int(str(refused).rpartition("try ")[2])})
-    again = found.predicted if run is tail else found.map
+        result = run(**{**values, "accumulation_steps": int(str(refused).rpartition("try ")[2])})
+    again = result.predicted if run is tail else result.map
     assert again.dim() == 2
 
 

@@ -26,42 +26,42 @@ CONDITIONS = ("same_examples", "averaged", "one_update", "equal_statistics", "eq
 @given(settings_of(by_hand))
 @settings(deadline=None)
 def test_one_step_by_pencil_and_by_backward_agree(values: dict[str, float]) -> None:
-    found = by_hand(**values)
-    size = max(1.0, abs(found.after))
-    assert found.accumulated == pytest.approx(found.mean, abs=1e-14 * 10)
-    assert found.stepped == pytest.approx(found.after, abs=1e-14 * size * 10)
+    step = by_hand(**values)
+    size = max(1.0, abs(step.after))
+    assert step.accumulated == pytest.approx(step.mean, abs=1e-14 * 10)
+    assert step.stepped == pytest.approx(step.after, abs=1e-14 * size * 10)
 
 
 def test_one_step_in_numbers() -> None:
-    found = by_hand(gradient_1=1.0, gradient_2=2.0, gradient_3=6.0, weight=1.0, learning_rate=0.1)
-    assert (found.mean, found.accumulated) == (3, 3)
-    assert found.stepped == pytest.approx(1 - 0.3) and found.undivided == pytest.approx(1 - 0.9)
+    step = by_hand(gradient_1=1.0, gradient_2=2.0, gradient_3=6.0, weight=1.0, learning_rate=0.1)
+    assert (step.mean, step.accumulated) == (3, 3)
+    assert step.stepped == pytest.approx(1 - 0.3) and step.undivided == pytest.approx(1 - 0.9)
 
 
 @pytest.mark.parametrize("K", range(2, 9))
 def test_accumulation_equals_the_large_batch_while_every_condition_holds(K: int) -> None:
     for seed in range(3):
-        found = conditions(accumulation_steps=K, seed=seed)
-        assert found.equal and found.broken == () and found.relative_error < 1e-14 < found.tolerance.value < 1e-10
+        result = conditions(accumulation_steps=K, seed=seed)
+        assert result.equal and result.broken == () and result.relative_error < 1e-14 < result.tolerance.value < 1e-10
 
 
 @pytest.mark.parametrize("name", CONDITIONS)
 @pytest.mark.parametrize("K", [2, 5, 8])
 def test_every_condition_alone_breaks_it(name: str, K: int) -> None:
-    found = conditions(accumulation_steps=K, **{name: False})
-    assert not found.equal and found.broken == (name.replace("_", " "),) and found.relative_error > 0.02
+    outcome = conditions(accumulation_steps=K, **{name: False})
+    assert not outcome.equal and outcome.broken == (name.replace("_", " "),) and outcome.relative_error > 0.02
 
 
 def test_all_switches_in_every_position() -> None:
     for on in itertools.product([True, False], repeat=5):
-        found = conditions(**dict(zip(CONDITIONS, on, strict=True)))
-        assert found.equal == all(on) and len(found.broken) == on.count(False)
+        outcome = conditions(**dict(zip(CONDITIONS, on, strict=True)))
+        assert outcome.equal == all(on) and len(outcome.broken) == on.count(False)
 
 
 @pytest.mark.parametrize("K", [2, 4, 8])
 def test_without_averaging_the_update_is_k_times_as_long(K: int) -> None:
-    found = conditions(averaged=False, accumulation_steps=K)
-    assert found.norm_ratio == pytest.approx(K) and found.relative_error == pytest.approx(K - 1)
+    outcome = conditions(averaged=False, accumulation_steps=K)
+    assert outcome.norm_ratio == pytest.approx(K) and outcome.relative_error == pytest.approx(K - 1)
 
 
 def test_the_batch_dependent_layer_is_torchs_batch_norm() -> None:
@@ -78,8 +78,8 @@ def policies(**values: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("K", "e"), [(2, 1), (4, 1), (4, 3), (8, 5)])
 def test_an_empty_microbatch_dilutes_poisons_or_adds_nothing(K: int, e: int) -> None:
-    found = policies(accumulation_steps=K, empty=e, shortest=32)
-    hand, library, right = found.values()
+    by_policy = policies(accumulation_steps=K, empty=e, shortest=32)
+    hand, library, right = by_policy.values()
     assert math.isnan(hand.loss) and math.isnan(hand.empty_norm) and math.isnan(hand.relative_error)
     assert math.isnan(library.loss) and library.empty_norm == 0 and library.dilution == pytest.approx((K - e) / K)
     assert library.relative_error == pytest.approx(e / K)

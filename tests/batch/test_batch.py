@@ -131,20 +131,20 @@ def test_a_float_that_is_whole_becomes_one() -> None:
 @given(settings_of(planner))
 def test_the_planner_is_the_plan_and_its_epoch(values: dict[str, Any]) -> None:
     try:
-        found = planner(**values)
+        epoch = planner(**values)
     except LabError as refused:
-        found = planner(**{**values, "world": tried(refused)})
-    made = found.plan
-    assert found.replicas * found.devices == made.world and found.devices == made.tp * made.pp * made.cp
-    assert found.updates * found.global_batch + found.left == values.get("sequences", 25_600)
-    assert 0 <= found.left < found.global_batch == made.global_batch
-    assert found.tokens_per_update == found.tokens_per_microbatch * found.replicas * made.accumulation
+        epoch = planner(**{**values, "world": tried(refused)})
+    made = epoch.plan
+    assert epoch.replicas * epoch.devices == made.world and epoch.devices == made.tp * made.pp * made.cp
+    assert epoch.updates * epoch.global_batch + epoch.left == values.get("sequences", 25_600)
+    assert 0 <= epoch.left < epoch.global_batch == made.global_batch
+    assert epoch.tokens_per_update == epoch.tokens_per_microbatch * epoch.replicas * made.accumulation
 
 
 def test_the_planner_in_numbers() -> None:
-    found = planner(world=512, accumulation_steps=4, tp=4, pp=2)
-    assert (found.replicas, found.tokens_per_microbatch, found.tokens_per_update) == (64, 32_768, 8_388_608)
-    assert (found.updates, found.left) == (12, 1024)
+    epoch = planner(world=512, accumulation_steps=4, tp=4, pp=2)
+    assert (epoch.replicas, epoch.tokens_per_microbatch, epoch.tokens_per_update) == (64, 32_768, 8_388_608)
+    assert (epoch.updates, epoch.left) == (12, 1024)
 
 
 # Ranks that share sequences: what is wrong where they multiply the batch, by exactly how much.
@@ -164,42 +164,42 @@ def test_model_parallel_ranks_never_multiply_the_batch(D: int, tp: int, pp: int,
 @given(st.integers(1, 4000), st.integers(1, 12), st.integers(1, 9), st.integers(1, 9))
 @settings(max_examples=200)
 def test_a_wanted_batch_by_brute_force(tokens: int, largest: int, D: int, S: int) -> None:
-    found = cuts(tokens=tokens, largest_microbatch=largest, replicas=D, sequence_length=S)
+    result = cuts(tokens=tokens, largest_microbatch=largest, replicas=D, sequence_length=S)
     every = {(b, K): S * b * D * K for b in range(1, largest + 1) for K in range(1, 4 + tokens // (S * b * D))}
     exact = {way for way, got in every.items() if got == tokens}
-    assert {(way.microbatch, way.accumulation) for way in found.exact} == exact
-    assert bool(exact) == (tokens % (S * D) == 0) == (tokens % found.smallest == 0)
-    assert found.best.off == found.best.tokens - tokens
-    assert abs(found.best.off) == min(abs(got - tokens) for got in every.values())
-    nearest = {way for way, got in every.items() if abs(got - tokens) == abs(found.best.off)}
-    assert found.best.accumulation == min(K for _, K in nearest)
-    assert [way.accumulation for way in found.exact] == sorted(way.accumulation for way in found.exact)
+    assert {(way.microbatch, way.accumulation) for way in result.exact} == exact
+    assert bool(exact) == (tokens % (S * D) == 0) == (tokens % result.smallest == 0)
+    assert result.best.off == result.best.tokens - tokens
+    assert abs(result.best.off) == min(abs(got - tokens) for got in every.values())
+    nearest = {way for way, got in every.items() if abs(got - tokens) == abs(result.best.off)}
+    assert result.best.accumulation == min(K for _, K in nearest)
+    assert [way.accumulation for way in result.exact] == sorted(way.accumulation for way in result.exact)
     if not exact:
         fewer, more = ([got for got in every.values() if sign * (got - tokens) > 0] for sign in (-1, 1))
-        assert (found.below.tokens if found.below else None) == max(fewer, default=None)
-        assert (found.above.tokens if found.above else None) == min(more)
-        for near in filter(None, (found.below, found.above)):
+        assert (result.below.tokens if result.below else None) == max(fewer, default=None)
+        assert (result.above.tokens if result.above else None) == min(more)
+        for near in filter(None, (result.below, result.above)):
             assert near.accumulation == min(K for (_, K), got in every.items() if got == near.tokens)
     near = {(b, K) for (b, K), got in every.items() if abs(got - tokens) < S * b * D or (K == 1 and got > tokens)}
-    assert {(way.microbatch, way.accumulation) for way in found.ways} == near
-    assert all(way.tokens == S * way.microbatch * D * way.accumulation for way in found.ways)
+    assert {(way.microbatch, way.accumulation) for way in result.ways} == near
+    assert all(way.tokens == S * way.microbatch * D * way.accumulation for way in result.ways)
 
 
 def test_the_largest_microbatch_that_fits_is_not_always_the_one() -> None:
-    found = wanted(ki_tokens=16_384, largest_microbatch=6, replicas=128, sequence_length=4096)
-    assert found == wanted() == cuts(tokens=16_777_216, largest_microbatch=6, replicas=128, sequence_length=4096)
-    assert [(way.microbatch, way.accumulation) for way in found.exact] == [(4, 8), (2, 16), (1, 32)]
-    six = [(way.accumulation, way.off) for way in found.ways if way.microbatch == 6]
+    result = wanted(ki_tokens=16_384, largest_microbatch=6, replicas=128, sequence_length=4096)
+    assert result == wanted() == cuts(tokens=16_777_216, largest_microbatch=6, replicas=128, sequence_length=4096)
+    assert [(way.microbatch, way.accumulation) for way in result.exact] == [(4, 8), (2, 16), (1, 32)]
+    six = [(way.accumulation, way.off) for way in result.ways if way.microbatch == 6]
     assert six == [(5, -1_048_576), (6, 2_097_152)]  # 16,777,216 / 32 of 30 and of 36 sequences a replica
 
 
 def test_what_does_not_divide_has_neighbours() -> None:
-    found = cuts(tokens=1_000_000, largest_microbatch=8, replicas=8, sequence_length=4096)
-    assert found.exact == () and found.below and found.above
-    assert (found.below.tokens, found.above.tokens) == (983_040, 1_015_808)  # 30 and 31 times 8 × 4096
-    assert (found.below.microbatch, found.below.accumulation) == (6, 5)
-    assert (found.above.microbatch, found.above.accumulation) == (1, 31)
-    assert found.best == found.above
+    ways = cuts(tokens=1_000_000, largest_microbatch=8, replicas=8, sequence_length=4096)
+    assert ways.exact == () and ways.below and ways.above
+    assert (ways.below.tokens, ways.above.tokens) == (983_040, 1_015_808)  # 30 and 31 times 8 × 4096
+    assert (ways.below.microbatch, ways.below.accumulation) == (6, 5)
+    assert (ways.above.microbatch, ways.above.accumulation) == (1, 31)
+    assert ways.best == ways.above
     lone = wanted(ki_tokens=1, largest_microbatch=2, replicas=8, sequence_length=4096)
     assert lone.below is None and lone.best.tokens == 32_768
 
@@ -212,8 +212,8 @@ def rows(**values: int) -> dict[str, tuple[float, float]]:
 
 
 def test_the_same_batch_cut_in_two_ways() -> None:
-    found = rows()
-    assert found == {
+    table = rows()
+    assert table == {
         "global batch sequences": (256, 256),
         "tokens per update tokens": (1_048_576, 1_048_576),
         "updates per epoch updates": (100, 100),
@@ -227,9 +227,9 @@ def test_the_same_batch_cut_in_two_ways() -> None:
 
 
 def test_a_comparison_that_changes_two_things() -> None:
-    found = two_plans(accumulation_b=1)
+    plans = two_plans(accumulation_b=1)
     assert (
-        found.changed == ("global batch", "microbatch") and str(found.a) == "(8, 8, 4)" and str(found.b) == "(4, 8, 1)"
+        plans.changed == ("global batch", "microbatch") and str(plans.a) == "(8, 8, 4)" and str(plans.b) == "(4, 8, 1)"
     )
     same = rows(accumulation_b=1)
     assert same["global batch sequences"] == (256, 32) and same["updates per epoch updates"] == (100, 800)
@@ -244,31 +244,31 @@ triples = st.tuples(small, small, small)
 def test_what_changes(a: tuple[int, int, int], b: tuple[int, int, int]) -> None:
     names = ("microbatch", "replicas", "accumulation")
     values = {f"{name}_{side}": n for side, plan in (("a", a), ("b", b)) for name, n in zip(names, plan, strict=True)}
-    found = two_plans(**values)
+    plans = two_plans(**values)
     expected = [a[0] * a[1] * a[2] != b[0] * b[1] * b[2], a[0] != b[0], a[1] != b[1]]
     words = ("global batch", "microbatch", "replicas")
-    assert found.changed == tuple(itertools.compress(words, expected))
-    assert not found.changed or a != b
-    assert found.rows[0].same == ("global batch" not in found.changed)
-    assert found.rows[5].a * found.rows[0].a == pytest.approx(1000) and found.rows[0].a == found.a.global_batch
-    assert (a == b) == (all(row.same for row in found.rows) and not found.changed)
+    assert plans.changed == tuple(itertools.compress(words, expected))
+    assert not plans.changed or a != b
+    assert plans.rows[0].same == ("global batch" not in plans.changed)
+    assert plans.rows[5].a * plans.rows[0].a == pytest.approx(1000) and plans.rows[0].a == plans.a.global_batch
+    assert (a == b) == (all(row.same for row in plans.rows) and not plans.changed)
 
 
 # The timeline.
 
 
 def share(**values: Any) -> float:
-    found = timeline(**values)
-    return found.waiting / found.total
+    step = timeline(**values)
+    return step.waiting / step.total
 
 
 def test_a_step_in_milliseconds() -> None:
-    found = timeline()
-    names = [part.name for part in found.parts]
+    step = timeline()
+    names = [part.name for part in step.parts]
     assert names == ["forward", "backward"] * 4 + ["synchronise", "update"]
-    assert (found.parts[8].start, found.parts[8].end, found.parts[9].end) == (720, 810, 840)
-    assert (found.forward, found.backward, found.waiting, found.optimizer) == (240, 480, 90, 30)
-    assert found.unaccumulated == 4 * (60 + 120 + 90 + 30) and found.hidden == 0
+    assert (step.parts[8].start, step.parts[8].end, step.parts[9].end) == (720, 810, 840)
+    assert (step.forward, step.backward, step.waiting, step.optimizer) == (240, 480, 90, 30)
+    assert step.unaccumulated == 4 * (60 + 120 + 90 + 30) and step.hidden == 0
     assert share(accumulation_steps=1) == pytest.approx(0.3) and share() == pytest.approx(90 / 840)
 
 
@@ -290,38 +290,38 @@ def test_overlap_hides_at_most_the_whole_synchronisation() -> None:
 
 @given(settings_of(timeline))
 def test_the_parts_make_up_the_step(values: dict[str, Any]) -> None:
-    found = timeline(**values)
-    for name, length in (("forward", found.forward), ("backward", found.backward), ("update", found.optimizer)):
-        assert sum(p.end - p.start for p in found.parts if p.name == name) == pytest.approx(length)
-    network = sum(p.end - p.start for p in found.parts if p.name == "synchronise")
-    assert network == pytest.approx(found.hidden + found.waiting, abs=1e-6)
-    busy = [p for p in found.parts if p.name != "synchronise"]
+    step = timeline(**values)
+    for name, length in (("forward", step.forward), ("backward", step.backward), ("update", step.optimizer)):
+        assert sum(p.end - p.start for p in step.parts if p.name == name) == pytest.approx(length)
+    network = sum(p.end - p.start for p in step.parts if p.name == "synchronise")
+    assert network == pytest.approx(step.hidden + step.waiting, abs=1e-6)
+    busy = [p for p in step.parts if p.name != "synchronise"]
     assert all(one.end <= other.start + 1e-9 for one, other in itertools.pairwise(busy))
     gaps = sum(other.start - one.end for one, other in itertools.pairwise(busy))
-    assert gaps == pytest.approx(found.waiting, abs=1e-6)
-    assert found.total == pytest.approx(found.forward + found.backward + found.waiting + found.optimizer)
-    assert busy[0].start == 0 and busy[-1].end == found.total
+    assert gaps == pytest.approx(step.waiting, abs=1e-6)
+    assert step.total == pytest.approx(step.forward + step.backward + step.waiting + step.optimizer)
+    assert busy[0].start == 0 and busy[-1].end == step.total
     K, again = values.get("accumulation_steps", 4), {**values, "accumulation_steps": 1}
-    assert found.unaccumulated == pytest.approx(K * timeline(**again).total)
+    assert step.unaccumulated == pytest.approx(K * timeline(**again).total)
 
 
 # Progress.
 
 
 def test_a_step_number_is_tokens_only_with_tokens_per_update() -> None:
-    found = progress()
-    assert (found.counter, found.tokens_per_update) == (83_421, 8_388_608)
-    assert found.right.positions == found.right.valid == 83_421 * 8_388_608 == 699_786_067_968
-    assert found.right.iterations == 4 * 83_421 and found.right.samples == 83_421 * 2048
+    reading = progress()
+    assert (reading.counter, reading.tokens_per_update) == (83_421, 8_388_608)
+    assert reading.right.positions == reading.right.valid == 83_421 * 8_388_608 == 699_786_067_968
+    assert reading.right.iterations == 4 * 83_421 and reading.right.samples == 83_421 * 2048
     assert progress(padding=0.25).right.valid == 0.75 * 699_786_067_968
 
 
 @given(settings_of(progress))
 def test_both_readings_of_the_same_number(values: dict[str, Any]) -> None:
-    found = progress(**values)
-    right, wrong, made = found.right, found.wrong, found.plan
-    assert right.steps == wrong.iterations == found.counter
-    assert right.positions == made.tokens_after(found.counter) and right.samples == made.samples_after(found.counter)
+    result = progress(**values)
+    right, wrong, made = result.right, result.wrong, result.plan
+    assert right.steps == wrong.iterations == result.counter
+    assert right.positions == made.tokens_after(result.counter) and right.samples == made.samples_after(result.counter)
     assert right.positions == made.accumulation * wrong.positions
     assert wrong.steps * made.accumulation <= wrong.iterations < (wrong.steps + 1) * made.accumulation
     for each in (right, wrong):

@@ -42,7 +42,7 @@ def test_the_warmup_is_a_line_and_after_the_end_there_is_nothing() -> None:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("K", "W"), [(8, 4), (3, 5), (1, 8), (16, 1)])
 def test_learning_rates_are_those_of_the_loops_in_the_table(rule: str, K: int, W: int) -> None:
-    found = schedules(rule=rule, accumulation_steps=K, world_size=W, warmup=20, updates=100)
+    schedule = schedules(rule=rule, accumulation_steps=K, world_size=W, warmup=20, updates=100)
     weight = torch.zeros(1, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=1.0)
     training = Training(optimizer, LambdaLR(optimizer, warmup_cosine(20, 100)), world_size=W)
@@ -50,9 +50,9 @@ def test_learning_rates_are_those_of_the_loops_in_the_table(rule: str, K: int, W
     for _ in range(100):
         rules.rule(rule).loop(lambda _: 0 * weight.sum(), range(K), training)
         rates.append(optimizer.param_groups[0]["lr"])
-    assert found.wrong.tolist() == rates and found.rule == rule
+    assert schedule.wrong.tolist() == rates and schedule.rule == rule
     once = schedules(rule="once-per-window", warmup=20, updates=100)
-    assert torch.equal(found.right, once.right) and torch.equal(once.right, once.wrong)
+    assert torch.equal(schedule.right, once.right) and torch.equal(once.right, once.wrong)
 
 
 @pytest.mark.parametrize(
@@ -60,15 +60,15 @@ def test_learning_rates_are_those_of_the_loops_in_the_table(rule: str, K: int, W
 )
 @pytest.mark.parametrize(("warmup", "updates"), [(100, 500), (0, 100), (99, 100), (200, 1000)])
 def test_where_warmup_and_schedule_end(rule: str, times: int, warmup: int, updates: int) -> None:
-    found = schedules(rule=rule, accumulation_steps=6, world_size=5, warmup=warmup, updates=updates)
-    assert found.warmup_ends == warmup and found.wrong_warmup_ends == math.ceil(warmup / times)
-    assert found.wrong_ends == math.ceil(updates / times)
-    assert found.wrong[found.wrong_ends] == 0 and found.wrong[found.wrong_ends - 1] > 0
-    assert found.right.argmax() == warmup and found.right.max() == 1 and found.right[-1] == 0
+    result = schedules(rule=rule, accumulation_steps=6, world_size=5, warmup=warmup, updates=updates)
+    assert result.warmup_ends == warmup and result.wrong_warmup_ends == math.ceil(warmup / times)
+    assert result.wrong_ends == math.ceil(updates / times)
+    assert result.wrong[result.wrong_ends] == 0 and result.wrong[result.wrong_ends - 1] > 0
+    assert result.right.argmax() == warmup and result.right.max() == 1 and result.right[-1] == 0
     expected = [warmup_cosine(warmup, updates)(times * u) for u in range(updates)]
     right = [warmup_cosine(warmup, updates)(u) for u in range(updates)]
-    assert found.area_ratio == pytest.approx(sum(expected) / sum(right))
-    assert found.wrong[:-1].tolist() == expected and found.updates.tolist() == list(range(updates + 1))
+    assert result.area_ratio == pytest.approx(sum(expected) / sum(right))
+    assert result.wrong[:-1].tolist() == expected and result.updates.tolist() == list(range(updates + 1))
 
 
 def test_k_times_too_early_leaves_a_kth_of_the_learning() -> None:
@@ -78,15 +78,15 @@ def test_k_times_too_early_leaves_a_kth_of_the_learning() -> None:
 
 
 def test_samples_are_counted_over_microbatches_and_replicas() -> None:
-    found = schedules(accumulation_steps=3, world_size=5, microbatch=7, updates=100, warmup=1)
-    assert found.samples.tolist() == [105 * u for u in range(101)]
+    schedule = schedules(accumulation_steps=3, world_size=5, microbatch=7, updates=100, warmup=1)
+    assert schedule.samples.tolist() == [105 * u for u in range(101)]
 
 
 @pytest.mark.parametrize(("updates", "K"), [(100, 1), (199, 16), (500, 8), (1000, 16), (999, 7), (250, 8)])
 def test_what_a_loop_counts(updates: int, K: int) -> None:
-    found = schedules(updates=updates, accumulation_steps=K, warmup=10)
-    assert (found.evaluations_right, found.evaluations_wrong) == (updates // 100, updates * K // 100)
-    assert (found.scaler_growths_right, found.scaler_growths_wrong) == (updates // 2000, updates * K // 2000)
+    schedule = schedules(updates=updates, accumulation_steps=K, warmup=10)
+    assert (schedule.evaluations_right, schedule.evaluations_wrong) == (updates // 100, updates * K // 100)
+    assert (schedule.scaler_growths_right, schedule.scaler_growths_wrong) == (updates // 2000, updates * K // 2000)
     assert evaluations(4000, 1) == 40 and growths(4000, 1) == 2 == growths(1000, 4) and growths(3999, 1) == 1
 
 
@@ -121,7 +121,7 @@ def test_a_warmup_that_leaves_nothing_is_refused_with_a_remedy(warmup: int, upda
 def test_what_is_declared_runs_the_same_twice_or_is_refused(run: Callable[..., Any], data: st.DataObject) -> None:
     values = data.draw(settings_of(run))
     try:
-        found = run(**values)
-        assert repr(found) == repr(run(**values)) and found.wrong.min() >= 0 and found.wrong.max() <= 1
+        result = run(**values)
+        assert repr(result) == repr(run(**values)) and result.wrong.min() >= 0 and result.wrong.max() <= 1
     except LabError as refused:
         assert run(**{**values, "warmup": int(str(refused).rpartition("try ")[2])})

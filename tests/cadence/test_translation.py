@@ -48,7 +48,7 @@ def alone(seed: int, N: int, batch: int, optimizer: str, rate: float, end: float
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_training_is_what_it_is_alone(optimizer: str) -> None:
     K, N = 4, 2048
-    found = last(optimizer=optimizer, factor=K, samples=N, learning_rate=0.5, seeds=3)
+    final = last(optimizer=optimizer, factor=K, samples=N, learning_rate=0.5, seeds=3)
     U, scale = N // 8, {"SGD with momentum": 4.0, "AdamW": 2.0}[optimizer]
     plans: list[tuple[int, float, float, int]] = [
         (8, 0.5, U, 1),
@@ -57,11 +57,11 @@ def test_every_training_is_what_it_is_alone(optimizer: str) -> None:
         (8 * K, 0.5 * scale, U / K, 1),
         (8 * K, 0.5 * scale, U / K, K),
     ]
-    assert len(found.names) == 5 and found.names[0] == "base batch" and found.samples[-1] == N
+    assert len(final.names) == 5 and final.names[0] == "base batch" and final.samples[-1] == N
     for at, (batch, rate, end, horizon) in enumerate(plans):
         for seed in range(3):
             expected = alone(seed, N, batch, optimizer, rate, end, horizon)
-            assert float(found.losses[at, seed, -1]) == pytest.approx(expected, rel=1e-9)
+            assert float(final.losses[at, seed, -1]) == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_loss_is_the_expectation_over_fresh_examples() -> None:
@@ -92,11 +92,11 @@ def test_the_base_learning_rate_suits_the_base_batch(optimizer: str) -> None:
 
 
 def test_translating_is_no_cure_by_itself() -> None:
-    found = last()
-    assert torch.equal(found.gaps, torch.stack([each - found.losses[0, :, -1] for each in found.losses[1:, :, -1]]))
-    assert (found.gaps[:2].mean(1) > found.margins[:2]).all()  # neither in updates nor in samples
-    assert found.gaps[2].mean() < 0.1 * found.gaps[1].mean()  # the learning rate matters more
-    assert found.verdict.count("more than the seeds explain") == int((found.gaps.mean(1).abs() > found.margins).sum())
+    final = last()
+    assert torch.equal(final.gaps, torch.stack([each - final.losses[0, :, -1] for each in final.losses[1:, :, -1]]))
+    assert (final.gaps[:2].mean(1) > final.margins[:2]).all()  # neither in updates nor in samples
+    assert final.gaps[2].mean() < 0.1 * final.gaps[1].mean()  # the learning rate matters more
+    assert final.verdict.count("more than the seeds explain") == int((final.gaps.mean(1).abs() > final.margins).sum())
     lost = last(optimizer="SGD with momentum")
     assert lost.diverged.tolist() == [False] * 4 + [True] and "horizons too: diverges" in lost.verdict
     kept = last(optimizer="SGD with momentum", factor=4)
@@ -119,10 +119,10 @@ def test_results_come_one_by_one_and_stop_where_one_stops() -> None:
 
 @pytest.mark.parametrize("factor", range(2, 17))
 def test_all_trainings_see_the_same_samples(factor: int) -> None:
-    found = next(translated(factor=factor, samples=5000))
-    steps = found.samples.diff()
-    assert (steps == steps[0]).all() and steps[0] % (BATCH * factor) == 0 and len(found.samples) == 17
-    assert abs(int(found.samples[-1]) - 5000) <= BATCH * factor * 8
+    first = next(translated(factor=factor, samples=5000))
+    steps = first.samples.diff()
+    assert (steps == steps[0]).all() and steps[0] % (BATCH * factor) == 0 and len(first.samples) == 17
+    assert abs(int(first.samples[-1]) - 5000) <= BATCH * factor * 8
 
 
 def made(base: list[float], other: list[float], start: float = 8.0, measured: int = 4) -> Translated:
@@ -149,9 +149,9 @@ def test_the_verdict_by_hand() -> None:
 
 @pytest.mark.parametrize("seeds", range(3, 9))
 def test_the_margin_is_students(seeds: int) -> None:
-    found = made([0.0] * seeds, [float(each) for each in range(seeds)])
+    result = made([0.0] * seeds, [float(each) for each in range(seeds)])
     deviation = math.sqrt(sum((each - (seeds - 1) / 2) ** 2 for each in range(seeds)) / (seeds - 1))
-    assert found.margins.tolist() == pytest.approx([STUDENT[seeds - 3] * deviation / math.sqrt(seeds)])
+    assert result.margins.tolist() == pytest.approx([STUDENT[seeds - 3] * deviation / math.sqrt(seeds)])
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

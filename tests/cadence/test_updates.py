@@ -86,11 +86,11 @@ def by_numpy(rule: str, optimizer: str, given: Problem, rate: float, steps: int,
 @pytest.mark.parametrize(("K", "rate", "seed"), [(4, 0.2, 0), (7, 0.05, 3)])
 def test_both_paths_are_those_of_numpy(rule: str, optimizer: str, fixed: bool, K: int, rate: float, seed: int) -> None:
     values: dict[str, Any] = {"accumulation_steps": K, "learning_rate": rate, "seed": seed, "steps": 12}
-    found = path(rule=rule, optimizer=optimizer, fixed_weights=fixed, **values)
-    for word, each in (("once-per-window", found.right), (rule, found.wrong)):
+    paths = path(rule=rule, optimizer=optimizer, fixed_weights=fixed, **values)
+    for word, each in (("once-per-window", paths.right), (rule, paths.wrong)):
         expected = by_numpy(word, optimizer, problem(K, seed), rate, 12, fixed)
         assert np.abs(each.numpy() - expected).max() < 1e-12
-    assert (found.rule, found.optimizer) == (rule, optimizer)
+    assert (paths.rule, paths.optimizer) == (rule, optimizer)
 
 
 def test_ends_lengths_and_losses_are_those_of_the_paths() -> None:
@@ -120,30 +120,30 @@ def test_steps_of_plain_sgd_are_equal_at_fixed_weights_and_nowhere_else(K: int) 
         equal = path(optimizer="SGD", fixed_weights=True, **values)
         assert equal.equal and equal.distance < 1e-14 * equal.travelled < equal.tolerance.value < 1e-10
         for optimizer, fixed in (("SGD", False), ("SGD with momentum", True), ("AdamW", True), ("AdamW", False)):
-            found = path(optimizer=optimizer, fixed_weights=fixed, **values)
-            assert not found.equal and found.distance > 1e-5 * found.travelled
+            paths = path(optimizer=optimizer, fixed_weights=fixed, **values)
+            assert not paths.equal and paths.distance > 1e-5 * paths.travelled
 
 
 def test_the_smallest_learning_rate_and_one_window_still_tell_them_apart() -> None:
-    found = path(optimizer="SGD", learning_rate=0.01, steps=1)
-    assert not found.equal and found.distance > 1e3 * found.tolerance.value * found.travelled
+    paths = path(optimizer="SGD", learning_rate=0.01, steps=1)
+    assert not paths.equal and paths.distance > 1e3 * paths.tolerance.value * paths.travelled
     assert path(optimizer="SGD", learning_rate=0.01, steps=1, fixed_weights=True).equal
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_rounding_stays_within_the_tolerance_over_a_long_path(optimizer: str) -> None:
     for rate in (0.01, 1.0):
-        found = path(optimizer=optimizer, steps=60, accumulation_steps=16, learning_rate=rate, fixed_weights=True)
+        paths = path(optimizer=optimizer, steps=60, accumulation_steps=16, learning_rate=rate, fixed_weights=True)
         expected = by_numpy("once-per-window", optimizer, problem(16, 0), rate, 60, True)[-1]
-        off = np.linalg.norm(found.right[-1].numpy() - expected) / found.travelled
-        assert off < found.tolerance.value < 1e-8
-        assert found.equal == (optimizer == "SGD")
+        off = np.linalg.norm(paths.right[-1].numpy() - expected) / paths.travelled
+        assert off < paths.tolerance.value < 1e-8
+        assert paths.equal == (optimizer == "SGD")
 
 
 def test_one_microbatch_makes_no_difference() -> None:
     for rule, optimizer in MEANT:
-        found = path(rule=rule, optimizer=optimizer, accumulation_steps=1)
-        assert found.equal and torch.equal(found.right, found.wrong)
+        paths = path(rule=rule, optimizer=optimizer, accumulation_steps=1)
+        assert paths.equal and torch.equal(paths.right, paths.wrong)
 
 
 def test_microbatches_pull_in_different_directions() -> None:
@@ -171,9 +171,9 @@ def test_the_sentence_of_a_refusal() -> None:
 def test_as_it_stands_there_is_something_to_see() -> None:
     for rule, optimizer in MEANT:
         if (rule, optimizer) != ("step-per-microbatch", "SGD"):
-            found = path(rule=rule, optimizer=optimizer)
-            apart = (found.right - found.wrong).norm(dim=1).max()
-            assert apart > 0.1 * (found.right - START).norm(dim=1).max()
+            paths = path(rule=rule, optimizer=optimizer)
+            apart = (paths.right - paths.wrong).norm(dim=1).max()
+            assert apart > 0.1 * (paths.right - START).norm(dim=1).max()
 
 
 def powers(rule: str, s: int, c: Fraction, K: int) -> Fraction:
@@ -191,20 +191,20 @@ def powers(rule: str, s: int, c: Fraction, K: int) -> Fraction:
 @pytest.mark.parametrize("rule", STATES)
 @pytest.mark.parametrize(("K", "c", "steps"), [(8, 0.9, 6), (3, 0.5, 10), (16, 0.9999, 4), (1, 0.75, 5)])
 def test_a_state_is_its_recursion(rule: str, K: int, c: float, steps: int) -> None:
-    found = state(rule=rule, accumulation_steps=K, coefficient=c, steps=steps)
-    for times, ran, formula in ((1, found.right, found.right_formula), (K, found.wrong, found.wrong_formula)):
+    numbers = state(rule=rule, accumulation_steps=K, coefficient=c, steps=steps)
+    for times, ran, formula in ((1, numbers.right, numbers.right_formula), (K, numbers.wrong, numbers.wrong_formula)):
         expected = [float(powers(rule, s, Fraction(c), times)) for s in range(steps + 1)]
         assert ran.tolist() == pytest.approx(expected, rel=1e-12) and formula.tolist() == pytest.approx(expected, 1e-12)
-    assert found.ratio == pytest.approx(float(powers(rule, 1, Fraction(c), K) / powers(rule, 1, Fraction(c), 1)))
-    assert found.off <= found.tolerance.value and found.steps.tolist() == list(range(steps + 1))
-    assert c**found.half_life_right == pytest.approx(0.5) and found.half_life_right == pytest.approx(
-        K * found.half_life_wrong
+    assert numbers.ratio == pytest.approx(float(powers(rule, 1, Fraction(c), K) / powers(rule, 1, Fraction(c), 1)))
+    assert numbers.off <= numbers.tolerance.value and numbers.steps.tolist() == list(range(steps + 1))
+    assert c**numbers.half_life_right == pytest.approx(0.5) and numbers.half_life_right == pytest.approx(
+        K * numbers.half_life_wrong
     )
 
 
 def test_the_shipped_case_of_the_decay() -> None:
-    found = state(accumulation_steps=3, coefficient=0.99, steps=1)
-    assert found.right[1].item() == pytest.approx(0.99) and found.wrong[1].item() == pytest.approx(0.970299)  # B22
+    numbers = state(accumulation_steps=3, coefficient=0.99, steps=1)
+    assert numbers.right[1].item() == pytest.approx(0.99) and numbers.wrong[1].item() == pytest.approx(0.970299)  # B22
 
 
 @pytest.mark.parametrize(
@@ -216,17 +216,17 @@ def test_the_shipped_case_of_the_decay() -> None:
     ],
 )
 def test_what_the_fault_does_first_and_in_the_end(rule: str, first: float, last: float) -> None:
-    found = state(rule=rule, steps=200)
-    assert found.ratio == pytest.approx(first)
-    assert float(found.wrong[-1] / found.right[-1]) == pytest.approx(last, abs=1e-9)
+    numbers = state(rule=rule, steps=200)
+    assert numbers.ratio == pytest.approx(first)
+    assert float(numbers.wrong[-1] / numbers.right[-1]) == pytest.approx(last, abs=1e-9)
 
 
 @pytest.mark.parametrize("rule", STATES)
 @pytest.mark.parametrize("c", [0.5, 0.9999])
 def test_the_extremes_of_a_state_stay_within_rounding(rule: str, c: float) -> None:
-    found = state(rule=rule, accumulation_steps=16, coefficient=c, steps=200)
-    assert found.off <= found.tolerance.value < 1e-11
-    assert found.right.isfinite().all() and found.wrong.isfinite().all()
+    numbers = state(rule=rule, accumulation_steps=16, coefficient=c, steps=200)
+    assert numbers.off <= numbers.tolerance.value < 1e-11
+    assert numbers.right.isfinite().all() and numbers.wrong.isfinite().all()
 
 
 def test_the_difference_from_algebra_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,8 +241,8 @@ def test_what_is_declared_runs_the_same_twice_or_is_refused(run: Callable[..., A
     values = data.draw(settings_of(run).map(lambda v: v | {"steps": min(v.get("steps", 5), 10)}))
     seed = torch.get_rng_state()
     try:
-        found = run(**values)
-        assert repr(found) == repr(run(**values)) and torch.equal(seed, torch.get_rng_state())
-        assert all(each.isfinite().all() for each in vars(found).values() if isinstance(each, torch.Tensor))
+        result = run(**values)
+        assert repr(result) == repr(run(**values)) and torch.equal(seed, torch.get_rng_state())
+        assert all(each.isfinite().all() for each in vars(result).values() if isinstance(each, torch.Tensor))
     except LabError as refused:
         assert run(**{**values, "optimizer": str(refused).rpartition("try ")[2].strip("'")})

@@ -48,11 +48,11 @@ def test_clip_once_is_torchs_clip_of_the_whole_batch(K: int, exponent: int, max_
     expected = nn.Parameter(torch.zeros(10752, dtype=torch.float64))
     expected.grad = whole_batch()
     clip_grad_norm_([expected], max_norm)
-    found = orders(rule="clip-once", accumulation_steps=K, scale_exponent=exponent, max_norm=max_norm)
+    step = orders(rule="clip-once", accumulation_steps=K, scale_exponent=exponent, max_norm=max_norm)
     off = ran("clip-once", K, 2.0**exponent, max_norm) - expected.grad
-    assert found.equal and float(off.norm() / expected.grad.norm()) < 1e-13
-    assert found.tolerance.value < 1e-11 and found.norm == pytest.approx(float(expected.grad.norm()), rel=1e-13)
-    assert found.right_weight == pytest.approx(min(1.0, max_norm / found.whole), rel=1e-5)
+    assert step.equal and float(off.norm() / expected.grad.norm()) < 1e-13
+    assert step.tolerance.value < 1e-11 and step.norm == pytest.approx(float(expected.grad.norm()), rel=1e-13)
+    assert step.right_weight == pytest.approx(min(1.0, max_norm / step.whole), rel=1e-5)
 
 
 # Two microbatches of equal counts, gradients (6, 0) and (0, 8): G = (3, 4) has the length 5. c = 1, S = 2.
@@ -95,38 +95,38 @@ def test_every_order_steps_with_the_gradient_worked_out_by_hand(word: str, max_n
     model = Two()
     parts = taken_apart(model, microbatches, 2.0, max_norm)
     assert parts.rows.tolist() == [[3, 0], [0, 4]] and parts.norms.tolist() == [6, 8]
-    found = stepped_with(ORDERS[word][0], model, microbatches, 2.0, max_norm)
+    g = stepped_with(ORDERS[word][0], model, microbatches, 2.0, max_norm)
     free = {"unscale-early": [1, 2], "unscale-every": [0.5, 1]}.get(word, [1, 1])
     weights = WEIGHTS[word] if max_norm == 1 else free
-    assert found.tolist() == pytest.approx([3 * weights[0], 4 * weights[1]], rel=1e-5)
-    assert model.weight.tolist() == pytest.approx((-0.1 * found).tolist()), "the optimizer has stepped with it"
+    assert g.tolist() == pytest.approx([3 * weights[0], 4 * weights[1]], rel=1e-5)
+    assert model.weight.tolist() == pytest.approx((-0.1 * g).tolist()), "the optimizer has stepped with it"
 
 
 @pytest.mark.parametrize("word", ORDERS)
 @pytest.mark.parametrize(("K", "exponent", "max_norm"), [(1, 3, 1.0), (3, 1, 0.5), (4, 10, FREE), (8, 4, 2.0)])
 def test_fitted_weights_are_the_predicted_ones(word: str, K: int, exponent: int, max_norm: float) -> None:
-    found = orders(rule=word, accumulation_steps=K, scale_exponent=exponent, max_norm=max_norm)
-    size = float(found.predicted.max())
-    assert (found.weights - found.predicted).abs().max() < 1e-13 * found.condition * size
-    assert found.residual < 1e-13 and found.norms.shape == found.counts.shape == (K,)
+    step = orders(rule=word, accumulation_steps=K, scale_exponent=exponent, max_norm=max_norm)
+    size = float(step.predicted.max())
+    assert (step.weights - step.predicted).abs().max() < 1e-13 * step.condition * size
+    assert step.residual < 1e-13 and step.norms.shape == step.counts.shape == (K,)
     rows = taken_apart(Transformer(dtype=torch.float64), split(*batch(0, 8), K), 2.0**exponent, max_norm).rows
-    assert found.norm == pytest.approx(float((found.predicted @ rows).norm()), rel=1e-12)
+    assert step.norm == pytest.approx(float((step.predicted @ rows).norm()), rel=1e-12)
 
 
 @pytest.mark.parametrize("K", [2, 5, 8])
 @pytest.mark.parametrize("exponent", [1, 8, 15])
 def test_unscaled_after_the_first_microbatch_the_others_weigh_s(K: int, exponent: int) -> None:
-    found = orders(rule="unscale-early", accumulation_steps=K, scale_exponent=exponent)
+    step = orders(rule="unscale-early", accumulation_steps=K, scale_exponent=exponent)
     S = 2.0**exponent
-    assert found.weights.tolist() == pytest.approx([1.0, *[S] * (K - 1)], rel=1e-9, abs=1e-11 * S)
-    assert not found.equal and not found.refused
+    assert step.weights.tolist() == pytest.approx([1.0, *[S] * (K - 1)], rel=1e-9, abs=1e-11 * S)
+    assert not step.equal and not step.refused
 
 
 @pytest.mark.parametrize("K", [2, 4])
 def test_unscaled_after_every_microbatch_the_early_ones_vanish(K: int) -> None:
-    found = orders(rule="unscale-every", accumulation_steps=K, scale_exponent=4)
-    assert found.weights.tolist() == pytest.approx([16.0**-m for m in reversed(range(K))], rel=1e-9)
-    assert found.refused.startswith("RuntimeError: unscale_() has already been called")
+    step = orders(rule="unscale-every", accumulation_steps=K, scale_exponent=4)
+    assert step.weights.tolist() == pytest.approx([16.0**-m for m in reversed(range(K))], rel=1e-9)
+    assert step.refused.startswith("RuntimeError: unscale_() has already been called")
 
 
 def test_a_clip_while_scaled_is_a_clip_at_c_over_s() -> None:
@@ -136,20 +136,18 @@ def test_a_clip_while_scaled_is_a_clip_at_c_over_s() -> None:
 
 
 def test_clipping_each_microbatch_weighs_by_its_own_length() -> None:
-    found = orders(rule="clip-per-microbatch", max_norm=1.0)
-    assert found.weights.tolist() == pytest.approx((1 / found.norms).tolist(), rel=1e-6)
-    assert found.norms.min() > found.whole > 1
+    step = orders(rule="clip-per-microbatch", max_norm=1.0)
+    assert step.weights.tolist() == pytest.approx((1 / step.norms).tolist(), rel=1e-6)
+    assert step.norms.min() > step.whole > 1
 
 
 @pytest.mark.parametrize("word", WRONG)
 def test_every_wrong_order_differs_by_what_its_weights_say(word: str) -> None:
-    found = orders(rule=word, scale_exponent=4, max_norm=1.0)
+    step = orders(rule=word, scale_exponent=4, max_norm=1.0)
     rows = taken_apart(Transformer(dtype=torch.float64), split(*batch(0, 8), 4), 16, 1.0).rows
-    right = found.right_weight * rows.sum(0)
-    assert found.relative_error == pytest.approx(
-        float((found.predicted @ rows - right).norm() / right.norm()), rel=1e-9
-    )
-    assert found.relative_error > 0.1 and not found.equal
+    right = step.right_weight * rows.sum(0)
+    assert step.relative_error == pytest.approx(float((step.predicted @ rows - right).norm() / right.norm()), rel=1e-9)
+    assert step.relative_error > 0.1 and not step.equal
 
 
 @pytest.mark.parametrize("word", [word for word in WRONG if word.startswith("clip")])
@@ -209,27 +207,27 @@ def test_torch_refuses_a_second_unscale_and_its_words_are_shown() -> None:
 @pytest.mark.parametrize("K", [2, 4, 8])
 @pytest.mark.parametrize("max_norm", [0.1, 0.7, 1.3, 2.4, 3.0, 10.0])
 def test_measured_lengths_and_angle_lie_on_the_modelled_curves(K: int, max_norm: float) -> None:
-    found = clip(max_norm=max_norm, accumulation_steps=K)
-    at = int((found.thresholds - max_norm).abs().argmin())
+    clips = clip(max_norm=max_norm, accumulation_steps=K)
+    at = int((clips.thresholds - max_norm).abs().argmin())
     near = slice(max(at - 1, 0), at + 2)
-    for measured, curve in ((found.once, found.modelled_once), (found.each, found.modelled_each)):
+    for measured, curve in ((clips.once, clips.modelled_once), (clips.each, clips.modelled_each)):
         assert curve[near].min() * (1 - 1e-5) <= measured <= curve[near].max() * (1 + 1e-5)
-    assert found.modelled_angle[near].min() - 0.01 <= found.angle <= found.modelled_angle[near].max() + 0.01
-    assert found.once == pytest.approx(min(max_norm, found.whole), rel=2e-5)
-    assert found.clipped == int((found.norms > max_norm).sum())
+    assert clips.modelled_angle[near].min() - 0.01 <= clips.angle <= clips.modelled_angle[near].max() + 0.01
+    assert clips.once == pytest.approx(min(max_norm, clips.whole), rel=2e-5)
+    assert clips.clipped == int((clips.norms > max_norm).sum())
 
 
 def test_clipping_each_by_vectors() -> None:
     means = [r / s for r, s in zip(*parts_of(), strict=True)]
     shares = parts_of()[1]
     expected = sum((s * g * min(1, 1.5 / float(g.norm())) for s, g in zip(shares, means, strict=True)), torch.zeros(1))
-    found = clip(max_norm=1.5)
+    clips = clip(max_norm=1.5)
     G = whole_batch() * (1.5 / float(whole_batch().norm()))
-    assert found.each == pytest.approx(float(expected.norm()), rel=1e-5)
+    assert clips.each == pytest.approx(float(expected.norm()), rel=1e-5)
     cosine = float(F.cosine_similarity(expected, G, dim=0))
-    assert found.cosine == pytest.approx(cosine, rel=1e-7)
-    assert found.angle == pytest.approx(math.degrees(math.acos(cosine)), rel=1e-5)
-    assert found.relative_error == pytest.approx(float((expected - G).norm() / G.norm()), rel=1e-4)
+    assert clips.cosine == pytest.approx(cosine, rel=1e-7)
+    assert clips.angle == pytest.approx(math.degrees(math.acos(cosine)), rel=1e-5)
+    assert clips.relative_error == pytest.approx(float((expected - G).norm() / G.norm()), rel=1e-4)
 
 
 def parts_of() -> tuple[list[Tensor], list[float]]:
@@ -247,9 +245,9 @@ def parts_of() -> tuple[list[Tensor], list[float]]:
 
 def test_one_microbatch_or_a_high_threshold_makes_no_difference() -> None:
     assert clip(accumulation_steps=1).relative_error < 1e-14
-    found = clip(max_norm=10.0)
-    assert found.relative_error < 1e-14 and found.clipped == 0 and found.once == pytest.approx(found.whole)
-    assert found.angle < 1e-4
+    clips = clip(max_norm=10.0)
+    assert clips.relative_error < 1e-14 and clips.clipped == 0 and clips.once == pytest.approx(clips.whole)
+    assert clips.angle < 1e-4
 
 
 def test_a_window_that_is_clipped_everywhere_keeps_its_angle_and_error() -> None:
@@ -272,11 +270,11 @@ def test_the_table_has_every_order(word: str) -> None:
 @pytest.mark.parametrize("word", ORDERS)
 def test_the_table_runs_an_order_with_scale_1024_and_threshold_1(word: str) -> None:
     model, microbatches = Transformer(dtype=torch.float64), split(*batch(0, 8), 4)
-    found = compare(model, microbatches, word)
+    comparison = compare(model, microbatches, word)
     expected = orders(rule=word, scale_exponent=10, max_norm=1.0)
-    assert found.norm == pytest.approx(expected.norm, rel=1e-9)
-    assert found.token_weights.tolist() == pytest.approx(expected.weights.tolist(), rel=1e-6, abs=1e-9)
-    assert found.predicted.isnan().all()
+    assert comparison.norm == pytest.approx(expected.norm, rel=1e-9)
+    assert comparison.token_weights.tolist() == pytest.approx(expected.weights.tolist(), rel=1e-6, abs=1e-9)
+    assert comparison.predicted.isnan().all()
 
 
 @pytest.mark.parametrize("run", [orders, clip])
@@ -297,12 +295,12 @@ def test_what_is_declared_runs_the_same_twice(run: Any, data: st.DataObject) -> 
 @settings(max_examples=20)
 def test_any_order_at_any_setting_has_the_weights_predicted(values: dict[str, Any]) -> None:
     try:
-        found = orders(**values)
+        step = orders(**values)
     except LabError:
         return
-    size = float(found.predicted.max())
-    assert (found.weights - found.predicted).abs().max() < 1e-12 * found.condition * size
-    assert found.equal or found.rule != "clip-once"
+    size = float(step.predicted.max())
+    assert (step.weights - step.predicted).abs().max() < 1e-12 * step.condition * size
+    assert step.equal or step.rule != "clip-once"
 
 
 def test_the_experiments_stand_in_one_module() -> None:

@@ -38,11 +38,11 @@ def exact_gradient(N: int, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize(("dtype", "smallest", "largest"), [("float16", -24, 16), ("bfloat16", -133, 128)])
 def test_the_window_of_the_type(dtype: str, smallest: int, largest: int) -> None:
-    found = underflow(dtype=dtype)
-    assert found.smallest == smallest and found.largest == pytest.approx(largest, abs=0.01)
+    entries = underflow(dtype=dtype)
+    assert entries.smallest == smallest and entries.largest == pytest.approx(largest, abs=0.01)
     number = getattr(torch, dtype)
     assert torch.tensor(2.0**smallest, dtype=number) > 0 == torch.tensor(2.0 ** (smallest - 2)).to(number)
-    assert torch.tensor(2.0**found.largest, dtype=torch.float64).to(number).isfinite()
+    assert torch.tensor(2.0**entries.largest, dtype=torch.float64).to(number).isfinite()
 
 
 def test_the_sizes_are_those_of_the_exact_gradient() -> None:
@@ -122,51 +122,51 @@ def last(run: Callable[..., Any] = overflow, **values: Any) -> Overflows:
 
 @pytest.mark.parametrize("interval", [1, 3, 8])
 def test_the_right_scale_follows_from_the_skipped_steps(interval: int) -> None:
-    found = last(growth_interval=interval, scale_exponent=19, updates=30)
+    final = last(growth_interval=interval, scale_exponent=19, updates=30)
     scale, good = 2.0**19, 0
-    for exponent, skipped in zip(found.scale.tolist(), found.skips.tolist(), strict=True):
+    for exponent, skipped in zip(final.scale.tolist(), final.skips.tolist(), strict=True):
         assert exponent == math.log2(scale)
         after = next_scale(scale, bool(skipped), good, interval)
         good = 0 if after != scale else good + 1
         scale = after
-    assert found.right_skipped == int(found.skips.sum()) > 0 and found.done == found.updates == 30
+    assert final.right_skipped == int(final.skips.sum()) > 0 and final.done == final.updates == 30
 
 
 def test_every_skipped_step_is_an_overflow_of_float16() -> None:
-    found = last(scale_exponent=20, updates=20)
+    final = last(scale_exponent=20, updates=20)
     model = Transformer(seed=0)
     for step in range(20):
         tokens, labels = zip(*split(*batch(1_000_003 + step, 4), 4), strict=True)
         N = sum(map(valid_tokens, labels))
         model.zero_grad()
         for each in zip(tokens, labels, strict=True):
-            (half_loss(model, *each) / N * 2.0 ** float(found.scale[step])).backward()
+            (half_loss(model, *each) / N * 2.0 ** float(final.scale[step])).backward()
         finite = bool(flat(gradient(model)).isfinite().all())
-        assert bool(found.skips[step]) != finite
+        assert bool(final.skips[step]) != finite
         with torch.no_grad():
             for p in model.parameters():
                 if finite and p.grad is not None:
-                    p -= 0.3 * p.grad / 2.0 ** float(found.scale[step])
+                    p -= 0.3 * p.grad / 2.0 ** float(final.scale[step])
 
 
 @pytest.mark.parametrize("K", [2, 4, 8])
 def test_counted_in_microbatches_it_grows_k_times_as_fast_and_skips_more(K: int) -> None:
-    found = last(accumulation_steps=K, growth_interval=8, scale_exponent=4, updates=40)
-    quick = (found.scale_per_microbatch - 4)[: 80 // K]
+    final = last(accumulation_steps=K, growth_interval=8, scale_exponent=4, updates=40)
+    quick = (final.scale_per_microbatch - 4)[: 80 // K]
     assert quick.tolist() == [K * step // 8 for step in range(len(quick))], "before any overflow: a doubling in 8"
-    assert found.scale[:40].tolist() == [4 + step // 8 for step in range(40)]
+    assert final.scale[:40].tolist() == [4 + step // 8 for step in range(40)]
     far = last(accumulation_steps=K, updates=60)
     assert far.wrong_skipped > (2 if K > 2 else 1) * far.right_skipped
 
 
 def test_one_microbatch_makes_no_difference() -> None:
-    found = last(accumulation_steps=1, updates=20, scale_exponent=20, growth_interval=2)
-    assert torch.equal(found.scale, found.scale_per_microbatch) and found.right_skipped == found.wrong_skipped > 0
+    final = last(accumulation_steps=1, updates=20, scale_exponent=20, growth_interval=2)
+    assert torch.equal(final.scale, final.scale_per_microbatch) and final.right_skipped == final.wrong_skipped > 0
 
 
 def test_a_window_that_overflows_everywhere_halves_the_scale_k_times() -> None:
-    found = last(updates=20, scale_exponent=24)
-    assert found.scale[:2].tolist() == [24, 23] and found.scale_per_microbatch[:2].tolist() == [24, 20]
+    final = last(updates=20, scale_exponent=24)
+    assert final.scale[:2].tolist() == [24, 23] and final.scale_per_microbatch[:2].tolist() == [24, 20]
 
 
 def test_results_come_one_by_one_and_the_answer_is_counted() -> None:
@@ -208,14 +208,14 @@ def test_without_agreement_one_rank_steps_alone() -> None:
 @pytest.mark.parametrize(("on", "factor"), [("first", 2.0), ("last", 0.5)])
 @pytest.mark.parametrize("at", [1, 5, 20])
 def test_the_distance_begins_with_the_overflow_and_the_scales_stay_apart(on: str, factor: float, at: int) -> None:
-    found = ranks(overflow_on=on, overflow_at=at)
-    assert found.distance[: at - 1].tolist() == [0] * (at - 1) and (found.distance[at - 1 :] > 0).all()
-    skipped, stepped = (found.first, found.last) if on == "first" else (found.last, found.first)
+    drift = ranks(overflow_on=on, overflow_at=at)
+    assert drift.distance[: at - 1].tolist() == [0] * (at - 1) and (drift.distance[at - 1 :] > 0).all()
+    skipped, stepped = (drift.first, drift.last) if on == "first" else (drift.last, drift.first)
     assert float(skipped[at - 1]) == 0 < float(stepped[at - 1])
-    assert found.factor == factor
-    mine, other = (found.scale_first, found.scale_last) if on == "first" else (found.scale_last, found.scale_first)
+    assert drift.factor == factor
+    mine, other = (drift.scale_first, drift.scale_last) if on == "first" else (drift.scale_last, drift.scale_first)
     assert mine.tolist() == [16.0] * (at - 1) + [15.0] * (21 - at) and other.tolist() == [16.0] * 20
-    assert found.distance.tolist() == pytest.approx(((found.first**2 + found.last**2) ** 0.5).tolist())
+    assert drift.distance.tolist() == pytest.approx(((drift.first**2 + drift.last**2) ** 0.5).tolist())
 
 
 def test_after_an_overflow_the_first_ranks_gradient_is_twice_too_large() -> None:
@@ -232,12 +232,12 @@ def test_after_an_overflow_the_first_ranks_gradient_is_twice_too_large() -> None
 
 
 def test_the_distance_by_hand_at_the_step_of_the_overflow() -> None:
-    found = ranks(overflow_at=1, updates=20)
+    drift = ranks(overflow_at=1, updates=20)
     model = Transformer(dtype=torch.float64)
     tokens, labels = batch(1_000_003 + 1, 2)
     (next_token_loss(model, tokens, labels) / valid_tokens(labels)).backward()
     step = 0.1 * float(flat(gradient(model)[3:]).norm())
-    assert float(found.distance[0]) == pytest.approx(100 * step / way(1), rel=1e-9)
+    assert float(drift.distance[0]) == pytest.approx(100 * step / way(1), rel=1e-9)
 
 
 def way(skipped: int) -> float:
@@ -255,9 +255,9 @@ def way(skipped: int) -> float:
 
 
 def test_agreement_keeps_the_ranks_together() -> None:
-    found = ranks(agree=True, overflow_on="last")
-    assert found.distance.abs().max() == 0 and found.factor == 1
-    assert torch.equal(found.scale_first, found.scale_last) and float(found.scale_last[-1]) == 15
+    drift = ranks(agree=True, overflow_on="last")
+    assert drift.distance.abs().max() == 0 and drift.factor == 1
+    assert torch.equal(drift.scale_first, drift.scale_last) and float(drift.scale_last[-1]) == 15
 
 
 def test_an_overflow_after_the_end_is_refused_with_a_remedy() -> None:

@@ -45,8 +45,8 @@ def by_hand(b: int, T: int, itemsize: int, *, width: int = 32, heads: int = 2, b
 @pytest.mark.parametrize(("b", "T"), [(1, 8), (1, 32), (2, 8), (3, 33), (8, 32)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_kept_bytes_are_those_counted_by_hand(b: int, T: int, dtype: torch.dtype) -> None:
-    found = watch(Net(0, T, dtype=dtype), [batch(0, b, T)], rules.token_mean)
-    assert found == Timeline((by_hand(b, T, dtype.itemsize),), (0,))
+    timeline = watch(Net(0, T, dtype=dtype), [batch(0, b, T)], rules.token_mean)
+    assert timeline == Timeline((by_hand(b, T, dtype.itemsize),), (0,))
 
 
 def test_a_small_net_by_hand() -> None:
@@ -199,29 +199,29 @@ def last(**values: Any) -> Sweep:
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_linear_in_b_and_independent_of_k(dtype: str, checkpointing: bool) -> None:
-    found = last(dtype=dtype, checkpointing=checkpointing)
-    assert [row.microbatch for row in found.rows] == [1, 2, 4, 8, 16]
-    assert [row.accumulation_steps for row in found.rows] == [16, 8, 4, 2, 1]
-    assert found.steps_matter == 0 and found.residual < 0.01
-    assert abs(found.intercept) < 0.01 * found.slope
-    assert found.rows[-1].window / found.rows[0].window == pytest.approx(16, rel=0.01)
+    final = last(dtype=dtype, checkpointing=checkpointing)
+    assert [row.microbatch for row in final.rows] == [1, 2, 4, 8, 16]
+    assert [row.accumulation_steps for row in final.rows] == [16, 8, 4, 2, 1]
+    assert final.steps_matter == 0 and final.residual < 0.01
+    assert abs(final.intercept) < 0.01 * final.slope
+    assert final.rows[-1].window / final.rows[0].window == pytest.approx(16, rel=0.01)
 
 
 def test_the_line_is_the_slope_that_is_counted_by_hand() -> None:
-    found = last(sequences=12, length=16, dtype="float64")
-    assert [(row.microbatch, row.accumulation_steps) for row in found.rows] == [
+    final = last(sequences=12, length=16, dtype="float64")
+    assert [(row.microbatch, row.accumulation_steps) for row in final.rows] == [
         (1, 12),
         (2, 6),
         (4, 3),
         (8, 2),
         (12, 1),
     ]
-    assert [row.window for row in found.rows] == [by_hand(b, 16, 8) for b in (1, 2, 4, 8, 12)]
-    assert found.slope == pytest.approx(by_hand(9, 16, 8) - by_hand(8, 16, 8), rel=1e-3)
-    line = [found.slope * row.microbatch + found.intercept for row in found.rows]
-    off = [abs(at - row.window) / row.window for at, row in zip(line, found.rows, strict=True)]
-    assert found.residual == pytest.approx(max(off)) and 0 < found.residual < 0.01
-    assert sum(at - row.window for at, row in zip(line, found.rows, strict=True)) == pytest.approx(0, abs=1e-3)
+    assert [row.window for row in final.rows] == [by_hand(b, 16, 8) for b in (1, 2, 4, 8, 12)]
+    assert final.slope == pytest.approx(by_hand(9, 16, 8) - by_hand(8, 16, 8), rel=1e-3)
+    line = [final.slope * row.microbatch + final.intercept for row in final.rows]
+    off = [abs(at - row.window) / row.window for at, row in zip(line, final.rows, strict=True)]
+    assert final.residual == pytest.approx(max(off)) and 0 < final.residual < 0.01
+    assert sum(at - row.window for at, row in zip(line, final.rows, strict=True)) == pytest.approx(0, abs=1e-3)
 
 
 def test_twice_the_tokens_are_twice_the_bytes_and_half_the_type_is_half() -> None:
@@ -233,9 +233,9 @@ def test_twice_the_tokens_are_twice_the_bytes_and_half_the_type_is_half() -> Non
 
 def test_more_kept_by_a_window_than_by_one_microbatch_would_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "token_mean", summed_loss)
-    found = last(sequences=4)
-    assert found.steps_matter == pytest.approx(3, rel=0.01)
-    assert [row.alone for row in found.rows] == [by_hand(b, 32, 4) for b in (1, 2, 4)]
+    final = last(sequences=4)
+    assert final.steps_matter == pytest.approx(3, rel=0.01)
+    assert [row.alone for row in final.rows] == [by_hand(b, 32, 4) for b in (1, 2, 4)]
 
 
 def test_a_sweep_grows_row_by_row() -> None:
@@ -252,22 +252,22 @@ def test_a_sweep_grows_row_by_row() -> None:
     ("SGD", 0, False), ("SGD with momentum", 1, False), ("Adam", 2, True), ("AdamW", 2, True),
 ])  # fmt: skip
 def test_parts_by_hand(optimizer: str, numbers: int, counts: bool) -> None:
-    found = parts(optimizer=optimizer)
+    step = parts(optimizer=optimizer)
     weights, tensors = 128 * 32 + 32 * 32 + 4 * 12 * 32**2, 2 + 4 * 4
-    for each in (found.full, found.cut):
+    for each in (step.full, step.cut):
         assert each.parameters == each.gradients == 8 * weights
         assert each.state == numbers * 8 * weights + 4 * tensors * counts  # Adam counts its steps, once a tensor
         assert each.total == each.parameters + each.gradients + each.state + each.kept
-    assert (found.full.kept, found.cut.kept) == (by_hand(8, 32, 8), by_hand(2, 32, 8))
-    assert (found.full.name, found.cut.name) == ("full batch", "4 microbatches")
+    assert (step.full.kept, step.cut.kept) == (by_hand(8, 32, 8), by_hand(2, 32, 8))
+    assert (step.full.name, step.cut.name) == ("full batch", "4 microbatches")
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("b", [1, 2, 3, 8])
 def test_microbatches_leave_the_full_batchs_gradient(b: int, checkpointing: bool) -> None:
-    found = parts(microbatch=b, checkpointing=checkpointing, seed=5)
-    assert found.equal and found.relative_error < 1e-14 < found.tolerance.value < 1e-11
-    assert (b == 8) == (found.relative_error == 0)
+    step = parts(microbatch=b, checkpointing=checkpointing, seed=5)
+    assert step.equal and step.relative_error < 1e-14 < step.tolerance.value < 1e-11
+    assert (b == 8) == (step.relative_error == 0)
 
 
 def test_the_gradient_is_torchs_own() -> None:
@@ -291,8 +291,8 @@ def test_a_wrong_gradient_is_beyond_the_tolerance(word: str, monkeypatch: pytest
 
 def test_each_of_the_three_loops_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LOOPS, "summed loss", rules.rule("sum-of-means").loop)
-    found = classic()
-    assert not found.equal and found.relative_error > 1
+    comparison = classic()
+    assert not comparison.equal and comparison.relative_error > 1
     monkeypatch.undo()
     made = graphs.Net
     monkeypatch.setattr(graphs, "Net", lambda seed, length, checkpointing=False: made(seed + checkpointing, length))
@@ -310,29 +310,29 @@ def test_size_counts_a_storage_once() -> None:
 @pytest.mark.parametrize("K", [1, 2, 5, 8])
 @pytest.mark.parametrize("loop", LOOPS)
 def test_every_loop_keeps_what_is_predicted(loop: str, K: int) -> None:
-    found = classic(loop=loop, accumulation_steps=K, length=8)
+    comparison = classic(loop=loop, accumulation_steps=K, length=8)
     one = by_hand(1, 8, 8)
     times = {"retained graph": min(K, 2), "logged loss": 1}.get(loop, K)
     if loop == "logged forward" and K == 1:
         times = 1  # its second forward runs when the first graph is released
-    assert found.other.peak == times * one and found.ratio == times
-    assert found.right == Timeline((one,) * K, (0,) * K)
-    assert found.equal and found.relative_error <= found.tolerance.value < 1e-11
+    assert comparison.other.peak == times * one and comparison.ratio == times
+    assert comparison.right == Timeline((one,) * K, (0,) * K)
+    assert comparison.equal and comparison.relative_error <= comparison.tolerance.value < 1e-11
 
 
 def test_the_summed_loss_saves_nothing() -> None:
-    found = classic(microbatch=2, accumulation_steps=6)
+    comparison = classic(microbatch=2, accumulation_steps=6)
     one = by_hand(2, 32, 8)
-    assert found.other == Timeline(tuple(one * m for m in range(1, 7)), (*(one * m for m in range(1, 6)), 0))
-    assert found.full == by_hand(12, 32, 8) == pytest.approx(found.other.peak, rel=1e-4)
+    assert comparison.other == Timeline(tuple(one * m for m in range(1, 7)), (*(one * m for m in range(1, 6)), 0))
+    assert comparison.full == by_hand(12, 32, 8) == pytest.approx(comparison.other.peak, rel=1e-4)
 
 
 def test_checkpointing_keeps_the_inputs_of_the_blocks_and_one_block_at_a_time() -> None:
-    found = classic()
+    comparison = classic()
     whole, block = by_hand(1, 32, 8, blocks=4), by_hand(1, 32, 8, blocks=4) - by_hand(1, 32, 8, blocks=3)
     stream, end = 8 * 32 * 32, by_hand(1, 32, 8, blocks=0)
-    assert found.checkpointed.peak == max(4 * stream + end, 3 * stream + block)  # one input belongs to both
-    assert found.checkpointed.left == (0,) * 4 and found.checkpointed.peak < 0.3 * whole
+    assert comparison.checkpointed.peak == max(4 * stream + end, 3 * stream + block)  # one input belongs to both
+    assert comparison.checkpointed.left == (0,) * 4 and comparison.checkpointed.peak < 0.3 * whole
 
 
 def test_a_loop_that_lets_nothing_go_is_seen_at_the_end_of_each_microbatch() -> None:
@@ -347,11 +347,11 @@ def test_a_loop_that_lets_nothing_go_is_seen_at_the_end_of_each_microbatch() -> 
 
 
 def test_without_a_gpu_there_is_no_allocator_to_ask() -> None:
-    found = peak()
+    result = peak()
     if not torch.cuda.is_available():
-        assert not found.allocator and all(math.isnan(each) for each in found.allocated)
-        assert found.kept == (by_hand(8, 32, 4), by_hand(2, 32, 4))
-    assert found.names == ("full batch", "4 microbatches")
+        assert not result.allocator and all(math.isnan(each) for each in result.allocated)
+        assert result.kept == (by_hand(8, 32, 4), by_hand(2, 32, 4))
+    assert result.names == ("full batch", "4 microbatches")
 
 
 def test_the_allocators_peak_is_counted_from_what_it_held_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,8 +389,8 @@ def test_what_is_declared_runs_the_same_twice(run: Callable[..., Any], data: st.
 @given(settings_of(kept))
 @settings(max_examples=4, deadline=None)
 def test_any_sweep_ends_and_is_linear(values: dict[str, Any]) -> None:
-    found = last(**{**values, "length": min(16, values.get("length", 16))})
-    assert found.progress == 1 and found.steps_matter < 0.01 and found.residual < 0.02
+    final = last(**{**values, "length": min(16, values.get("length", 16))})
+    assert final.progress == 1 and final.steps_matter < 0.01 and final.residual < 0.02
 
 
 def test_a_microbatch_larger_than_the_batch_is_refused_with_a_remedy() -> None:

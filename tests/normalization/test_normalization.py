@@ -33,11 +33,11 @@ INDEPENDENT = ("group", "layer", "frozen")
 @pytest.mark.parametrize("composition", ["shuffled", "sorted"])
 @pytest.mark.parametrize(("K", "images", "depth"), [(1, 8, 1), (4, 32, 2), (5, 17, 3), (16, 64, 4), (8, 8, 2)])
 def test_what_looks_at_one_image_is_equal(norm: str, composition: str, K: int, images: int, depth: int) -> None:
-    found = statistics(norm=norm, composition=composition, accumulation_steps=K, images=images, depth=depth)
-    assert found.equal and found.gradient.relative_error < 1e-13 < found.tolerance.value < 1e-8
-    assert found.outputs < 1e-14 and found.loss == pytest.approx(found.right_loss, rel=1e-13)
-    assert all(each.relative_error < 1e-12 for each in found.per_layer.values())
-    assert math.isnan(found.running_mean) and math.isnan(found.running_variance)
+    result = statistics(norm=norm, composition=composition, accumulation_steps=K, images=images, depth=depth)
+    assert result.equal and result.gradient.relative_error < 1e-13 < result.tolerance.value < 1e-8
+    assert result.outputs < 1e-14 and result.loss == pytest.approx(result.right_loss, rel=1e-13)
+    assert all(each.relative_error < 1e-12 for each in result.per_layer.values())
+    assert math.isnan(result.running_mean) and math.isnan(result.running_variance)
 
 
 @pytest.mark.parametrize("composition", ["shuffled", "sorted"])
@@ -49,25 +49,25 @@ def test_batch_norm_is_not(composition: str, K: int, images: int, depth: int) ->
 
 
 def test_one_microbatch_is_the_one_batch() -> None:
-    found = statistics(accumulation_steps=1)
-    assert found.equal and found.gradient.relative_error == found.outputs == 0 and found.loss == found.right_loss
-    assert found.running_mean == found.running_variance == 0
+    result = statistics(accumulation_steps=1)
+    assert result.equal and result.gradient.relative_error == result.outputs == 0 and result.loss == result.right_loss
+    assert result.running_mean == result.running_variance == 0
 
 
 @pytest.mark.parametrize("composition", ["shuffled", "sorted"])
 def test_loss_gradient_and_outputs_by_torchs_own_modules(composition: str) -> None:
-    found = statistics(composition=composition, accumulation_steps=3, images=20, depth=3, seed=6)
+    result = statistics(composition=composition, accumulation_steps=3, images=20, depth=3, seed=6)
     model, (x, y) = ConvNet(6, depth=3), grouped(6, 20, composition)
     parts = split(x, y, 3)
     wrong, right = by_torch(model, parts), by_torch(model, [(x, y)])
-    assert found.gradient.norm == pytest.approx(float(wrong.norm()), rel=1e-12)
-    assert found.gradient.right_norm == pytest.approx(float(right.norm()), rel=1e-12)
-    assert found.gradient.relative_error == pytest.approx(float((wrong - right).norm() / right.norm()), rel=1e-10)
+    assert result.gradient.norm == pytest.approx(float(wrong.norm()), rel=1e-12)
+    assert result.gradient.right_norm == pytest.approx(float(right.norm()), rel=1e-12)
+    assert result.gradient.relative_error == pytest.approx(float((wrong - right).norm() / right.norm()), rel=1e-10)
     logits = torch.cat([library(model, "batch")(part).detach() for part, _ in parts])
     whole = library(model, "batch")(x).detach()
-    assert found.loss == pytest.approx(F.cross_entropy(logits, y).item(), rel=1e-13)
-    assert found.right_loss == pytest.approx(F.cross_entropy(whole, y).item(), rel=1e-13)
-    assert found.outputs == pytest.approx(float((logits - whole).norm() / whole.norm()), rel=1e-10)
+    assert result.loss == pytest.approx(F.cross_entropy(logits, y).item(), rel=1e-13)
+    assert result.right_loss == pytest.approx(F.cross_entropy(whole, y).item(), rel=1e-13)
+    assert result.outputs == pytest.approx(float((logits - whole).norm() / whole.norm()), rel=1e-10)
 
 
 def test_the_layers_make_up_the_whole() -> None:
@@ -78,32 +78,32 @@ def test_the_layers_make_up_the_whole() -> None:
 
 
 def test_images_and_statistics_of_each_microbatch() -> None:
-    found = statistics(composition="sorted", accumulation_steps=3, images=20, seed=2)
+    result = statistics(composition="sorted", accumulation_steps=3, images=20, seed=2)
     x, y = grouped(2, 20, "sorted")
-    assert found.images.equal(x[:, 0]) and found.labels.equal(y)
-    assert found.microbatch.tolist() == [0] * 7 + [1] * 7 + [2] * 6
+    assert result.images.equal(x[:, 0]) and result.labels.equal(y)
+    assert result.microbatch.tolist() == [0] * 7 + [1] * 7 + [2] * 6
     h = F.conv2d(x, ConvNet(2).kernels[0], padding=1).detach()
-    assert torch.allclose(found.mean, h.mean((0, 2, 3)), rtol=1e-13)
-    assert torch.allclose(found.variance, h.var((0, 2, 3), correction=0), rtol=1e-13)
+    assert torch.allclose(result.mean, h.mean((0, 2, 3)), rtol=1e-13)
+    assert torch.allclose(result.variance, h.var((0, 2, 3), correction=0), rtol=1e-13)
     for m in range(3):
-        part = h[found.microbatch == m]
-        assert torch.allclose(found.means[m], part.mean((0, 2, 3)), rtol=1e-13)
-        assert torch.allclose(found.variances[m], part.var((0, 2, 3), correction=0), rtol=1e-13)
+        part = h[result.microbatch == m]
+        assert torch.allclose(result.means[m], part.mean((0, 2, 3)), rtol=1e-13)
+        assert torch.allclose(result.variances[m], part.var((0, 2, 3), correction=0), rtol=1e-13)
 
 
 @pytest.mark.parametrize("momentum", [0.01, 0.1, 1.0])
 def test_running_statistics_by_the_recursion(momentum: float) -> None:
-    found = statistics(momentum=momentum, accumulation_steps=4, images=24, depth=1)
+    result = statistics(momentum=momentum, accumulation_steps=4, images=24, depth=1)
     mean, variance = torch.zeros(8, dtype=torch.float64), torch.ones(8, dtype=torch.float64)
     n = 6 * 256
     for m in range(4):
-        mean = (1 - momentum) * mean + momentum * found.means[m]
-        variance = (1 - momentum) * variance + momentum * found.variances[m] * n / (n - 1)
-    right_mean = momentum * found.mean
-    right_variance = (1 - momentum) + momentum * found.variance * 4 * n / (4 * n - 1)
-    assert found.running_mean == pytest.approx(float((mean - right_mean).norm() / right_mean.norm()), rel=1e-10)
+        mean = (1 - momentum) * mean + momentum * result.means[m]
+        variance = (1 - momentum) * variance + momentum * result.variances[m] * n / (n - 1)
+    right_mean = momentum * result.mean
+    right_variance = (1 - momentum) + momentum * result.variance * 4 * n / (4 * n - 1)
+    assert result.running_mean == pytest.approx(float((mean - right_mean).norm() / right_mean.norm()), rel=1e-10)
     off = float((variance - right_variance).norm() / right_variance.norm())
-    assert found.running_variance == pytest.approx(off, rel=1e-10)
+    assert result.running_variance == pytest.approx(off, rel=1e-10)
 
 
 def test_sorting_by_class_is_worse() -> None:

@@ -39,9 +39,9 @@ def test_aligned_numbers_restore_equality_and_others_do_not(source: str, K: int,
 @pytest.mark.parametrize("source", SOURCES)
 def test_without_chance_all_is_equal(source: str) -> None:
     for aligned in (False, True):
-        found = randomness(source=source, aligned=aligned, probability=0.0)
-        assert found.equal and found.differ == 0
-        assert found.one.equal(torch.ones_like(found.one)) or source == "augmentation"
+        result = randomness(source=source, aligned=aligned, probability=0.0)
+        assert result.equal and result.differ == 0
+        assert result.one.equal(torch.ones_like(result.one)) or source == "augmentation"
     assert randomness(source="augmentation", probability=0.0).one.unique(dim=0).tolist() == [[0, 0, 1]]
 
 
@@ -78,38 +78,38 @@ def test_augmentation_by_the_whole_batch_with_the_changes_that_are_shown() -> No
 
 @pytest.mark.parametrize("aligned", [False, True])
 def test_recomputation_takes_the_loss_of_one_mask_and_the_slopes_of_another(aligned: bool) -> None:
-    found = randomness(source="recomputation", aligned=aligned, accumulation_steps=3, probability=0.3, seed=1)
+    result = randomness(source="recomputation", aligned=aligned, accumulation_steps=3, probability=0.3, seed=1)
     net, (x, y) = Net(1), draw(1, 24)
-    right = by_autograd(net, x, y, found.one / 0.7)
+    right = by_autograd(net, x, y, result.one / 0.7)
     with torch.no_grad():
-        push = (net(x, found.one / 0.7).softmax(1) - F.one_hot(y, 6)) / 24
-    wrong = flat(torch.autograd.grad(net(x, found.parts / 0.7), list(net.parameters()), push))
-    assert found.gradient.right_norm == pytest.approx(float(right.norm()), rel=1e-12)
-    assert found.gradient.norm == pytest.approx(float(wrong.norm()), rel=1e-12)
+        push = (net(x, result.one / 0.7).softmax(1) - F.one_hot(y, 6)) / 24
+    wrong = flat(torch.autograd.grad(net(x, result.parts / 0.7), list(net.parameters()), push))
+    assert result.gradient.right_norm == pytest.approx(float(right.norm()), rel=1e-12)
+    assert result.gradient.norm == pytest.approx(float(wrong.norm()), rel=1e-12)
     off = float((wrong - right).norm() / right.norm())
-    assert found.gradient.relative_error == pytest.approx(off, rel=1e-9, abs=1e-13) and aligned == (off < 1e-13)
+    assert result.gradient.relative_error == pytest.approx(off, rel=1e-9, abs=1e-13) and aligned == (off < 1e-13)
 
 
 def test_recomputed_masks_are_torchs_stream() -> None:
-    found = randomness(source="recomputation", accumulation_steps=2, images=10, seed=3)
+    result = randomness(source="recomputation", accumulation_steps=2, images=10, seed=3)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         masks = [F.dropout(torch.ones(5, 36, dtype=torch.float64), 0.5).sign() for _ in range(4)]
-    assert found.one.equal(torch.cat(masks[::2])) and found.parts.equal(torch.cat(masks[1::2]))
+    assert result.one.equal(torch.cat(masks[::2])) and result.parts.equal(torch.cat(masks[1::2]))
 
 
 @pytest.mark.parametrize("p", [0.2, 0.5, 0.8])
 def test_independent_masks_differ_in_two_p_times_one_minus_p(p: float) -> None:
-    found = randomness(source="recomputation", probability=p, images=64)
-    assert found.differ == pytest.approx(2 * p * (1 - p), abs=0.03)
+    result = randomness(source="recomputation", probability=p, images=64)
+    assert result.differ == pytest.approx(2 * p * (1 - p), abs=0.03)
     shared = (24 + 12) * 16 / (36 * 64)  # the first layer of the first of four microbatches, the last of the last
     regrouped = randomness(probability=p, images=64)
     assert regrouped.differ == pytest.approx(2 * p * (1 - p) * (1 - shared), abs=0.03)
 
 
 def test_the_tolerance_counts_images_and_depth() -> None:
-    found = randomness(images=40, aligned=True)
-    assert found.tolerance.terms == 40 + 2 * (6 + 256 + 24 + 12) and found.tolerance.cancellation >= 1
+    result = randomness(images=40, aligned=True)
+    assert result.tolerance.terms == 40 + 2 * (6 + 256 + 24 + 12) and result.tolerance.cancellation >= 1
 
 
 def last(**values: Any) -> Targets:
@@ -130,7 +130,7 @@ def test_dropout_averages_out_and_batch_norm_does_not(K: int, draws: int) -> Non
 
 
 def test_the_averages_by_hand() -> None:
-    found = last(draws=18, accumulation_steps=3, seed=6)
+    final = last(draws=18, accumulation_steps=3, seed=6)
     net, (x, y) = Net(6), draw(6, 24)
     sums = torch.zeros(2, sum(p.numel() for p in net.parameters()), dtype=torch.float64)
     apart, single = {}, []
@@ -140,16 +140,16 @@ def test_the_averages_by_hand() -> None:
         sums += pair
         single.append(pair[0] - pair[1])
         apart[number] = float((sums[0] - sums[1]).norm()) / number
-    assert found.draws.tolist() == [4, 8, 16, 18]
+    assert final.draws.tolist() == [4, 8, 16, 18]
     scale = float(sums[1].norm()) / 18
-    assert found.difference.tolist() == pytest.approx([apart[n] / scale for n in (4, 8, 16, 18)], rel=1e-10)
+    assert final.difference.tolist() == pytest.approx([apart[n] / scale for n in (4, 8, 16, 18)], rel=1e-10)
     variance = float(torch.stack(single).var(0).sum())
     chance = [math.sqrt(variance / n) / scale for n in (4, 8, 16, 18)]
-    assert found.expected.tolist() == pytest.approx(chance, rel=1e-10)
+    assert final.expected.tolist() == pytest.approx(chance, rel=1e-10)
 
 
 def test_the_bias_of_batch_norm_by_torchs_loop() -> None:
-    found = last(source="batch norm", draws=16, accumulation_steps=2, seed=1)
+    final = last(source="batch norm", draws=16, accumulation_steps=2, seed=1)
     model, (x, y), generator = ConvNet(1), draw(1, 24), torch.Generator().manual_seed(1)
     right = flat(torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters())))
     total = torch.zeros_like(right)
@@ -157,7 +157,7 @@ def test_the_bias_of_batch_norm_by_torchs_loop() -> None:
         a, b = torch.randperm(24, generator=generator).split(12)
         loss = (F.cross_entropy(model(x[a]), y[a]) + F.cross_entropy(model(x[b]), y[b])) / 2
         total += flat(torch.autograd.grad(loss, list(model.parameters())))
-    assert float(found.difference[-1]) == pytest.approx(float((total / 16 - right).norm() / right.norm()), rel=1e-9)
+    assert float(final.difference[-1]) == pytest.approx(float((total / 16 - right).norm() / right.norm()), rel=1e-9)
 
 
 def test_results_come_one_by_one() -> None:
@@ -228,12 +228,12 @@ def test_more_microbatches_than_images_are_refused_with_a_remedy() -> None:
 def test_what_is_declared_runs_the_same_twice(values: dict[str, Any]) -> None:
     before = torch.get_rng_state()
     try:
-        found = randomness(**values)
+        result = randomness(**values)
     except LabError as refused:
         values["accumulation_steps"] = int(str(refused).rpartition("try ")[2])
-        found = randomness(**values)
-    assert repr(found) == repr(randomness(**values))
-    assert found.equal or found.differ > 0
+        result = randomness(**values)
+    assert repr(result) == repr(randomness(**values))
+    assert result.equal or result.differ > 0
     assert torch.get_rng_state().equal(before)
 
 

@@ -46,27 +46,27 @@ def means(values: dict[str, Any], K: int) -> list[Fraction]:
 @pytest.mark.parametrize(("m", "K", "updates"), [(0.1, 8, 5), (0.5, 3, 4), (1.0, 2, 3), (0.01, 32, 2), (0.25, 1, 6)])
 def test_the_running_mean_is_the_recursion_in_fractions(m: float, K: int, updates: int) -> None:
     values = {"momentum": m, "updates": updates, "seed": 4}
-    found = running(accumulation_steps=K, **values)  # type: ignore[arg-type]
-    for steps, measured, formula in ((1, found.right, found.right_formula), (K, found.wrong, found.wrong_formula)):
+    result = running(accumulation_steps=K, **values)  # type: ignore[arg-type]
+    for steps, measured, formula in ((1, result.right, result.right_formula), (K, result.wrong, result.wrong_formula)):
         exact = [Fraction(0)]
         for mean in means(values, steps):
             exact.append((1 - Fraction(m)) * exact[-1] + Fraction(m) * mean)
         expected = torch.tensor([float(each) for each in exact[::steps]], dtype=torch.float64)
         for got in (measured, formula):
-            assert (got - expected).norm() <= found.tolerance.value * expected.norm()
-    assert found.tolerance.terms == 3 * updates * K + 128
-    assert found.updates.tolist() == list(range(updates + 1)) and found.tolerance.value < 1e-11
+            assert (got - expected).norm() <= result.tolerance.value * expected.norm()
+    assert result.tolerance.terms == 3 * updates * K + 128
+    assert result.updates.tolist() == list(range(updates + 1)) and result.tolerance.value < 1e-11
 
 
 @given(settings_of(running))
 @settings(max_examples=25, deadline=None)
 def test_run_and_formula_agree_to_rounding(values: dict[str, Any]) -> None:
-    found = running(**values)
-    for measured, formula in ((found.right, found.right_formula), (found.wrong, found.wrong_formula)):
+    result = running(**values)
+    for measured, formula in ((result.right, result.right_formula), (result.wrong, result.wrong_formula)):
         assert measured[0] == formula[0] == 0
-        assert (measured - formula).norm() <= found.tolerance.value * formula.norm()
-    assert found.measured_momentum == pytest.approx(found.effective_momentum, abs=1e-13)
-    assert found.momentum <= found.effective_momentum + 1e-15
+        assert (measured - formula).norm() <= result.tolerance.value * formula.norm()
+    assert result.measured_momentum == pytest.approx(result.effective_momentum, abs=1e-13)
+    assert result.momentum <= result.effective_momentum + 1e-15
 
 
 def test_one_microbatch_changes_nothing_and_eight_replace_more_than_half() -> None:
@@ -80,10 +80,10 @@ def test_one_microbatch_changes_nothing_and_eight_replace_more_than_half() -> No
 
 @pytest.mark.parametrize("K", [1, 5, 32])
 def test_the_running_variance_is_fed_with_the_unbiased_one(K: int) -> None:
-    found = running(accumulation_steps=K, updates=7, momentum=0.3, seed=2)
+    result = running(accumulation_steps=K, updates=7, momentum=0.3, seed=2)
     generator = torch.Generator().manual_seed(2)
     data = 3 + 2 * torch.randn(7, 128, 1, generator=generator, dtype=torch.float64)
-    for steps, measured in ((1, found.right_variance), (K, found.wrong_variance)):
+    for steps, measured in ((1, result.right_variance), (K, result.wrong_variance)):
         variance = 1.0
         for part in (part for batch in data for part in batch.tensor_split(steps)):
             variance = 0.7 * variance + 0.3 * float(part.var(correction=1))
@@ -148,25 +148,25 @@ def test_a_rest_is_left_out() -> None:
 @pytest.mark.parametrize("composition", ["shuffled", "sorted"])
 @pytest.mark.parametrize(("B", "K", "shortest"), [(16, 4, 4), (10, 3, 1), (64, 16, 32), (4, 1, 2)])
 def test_padding_by_torchs_own(composition: str, B: int, K: int, shortest: int) -> None:
-    found = padding(sequences=B, accumulation_steps=K, composition=composition, shortest=shortest, seed=6)
+    result = padding(sequences=B, accumulation_steps=K, composition=composition, shortest=shortest, seed=6)
     generator = torch.Generator().manual_seed(6)
     lengths = (shortest * (32 / shortest) ** torch.rand(B, generator=generator, dtype=torch.float64)).round().int()
     values = 1 + torch.randn(B, 32, generator=generator, dtype=torch.float64)
     rows = [row[:length] for row, length in zip(values, lengths.tolist(), strict=True)]
     if composition == "sorted":
         rows = sorted(rows, key=len)
-    assert found.lengths.tolist() == [len(row) for row in rows]
-    groups = [[rows[at] for at in range(B) if found.microbatch[at] == m] for m in range(K)]
+    assert result.lengths.tolist() == [len(row) for row in rows]
+    groups = [[rows[at] for at in range(B) if result.microbatch[at] == m] for m in range(K)]
     padded = [pad_sequence(group, batch_first=True) for group in groups]
     whole, tokens = pad_sequence(rows, batch_first=True), int(lengths.sum())
-    assert torch.allclose(found.means, torch.stack([each.mean() for each in padded]), rtol=1e-13)
-    assert found.one_batch_mean == pytest.approx(whole.mean().item(), rel=1e-13)
-    assert found.true_mean == pytest.approx(torch.cat(rows).mean().item(), rel=1e-13)
+    assert torch.allclose(result.means, torch.stack([each.mean() for each in padded]), rtol=1e-13)
+    assert result.one_batch_mean == pytest.approx(whole.mean().item(), rel=1e-13)
+    assert result.true_mean == pytest.approx(torch.cat(rows).mean().item(), rel=1e-13)
     shares = [1 - sum(map(len, group)) / each.numel() for group, each in zip(groups, padded, strict=True)]
-    assert found.share.tolist() == pytest.approx(shares, abs=1e-15)
-    assert found.total_share == pytest.approx(1 - tokens / sum(each.numel() for each in padded), abs=1e-15)
-    assert found.one_batch_share == pytest.approx(1 - tokens / whole.numel(), abs=1e-15)
-    assert found.microbatch.bincount().tolist() == [len(part) for part in torch.arange(B).tensor_split(K)]
+    assert result.share.tolist() == pytest.approx(shares, abs=1e-15)
+    assert result.total_share == pytest.approx(1 - tokens / sum(each.numel() for each in padded), abs=1e-15)
+    assert result.one_batch_share == pytest.approx(1 - tokens / whole.numel(), abs=1e-15)
+    assert result.microbatch.bincount().tolist() == [len(part) for part in torch.arange(B).tensor_split(K)]
 
 
 def test_padding_in_numbers() -> None:

@@ -82,9 +82,9 @@ def test_the_loops_against_torchs_own_modules(norm: str, K: int) -> None:
 def test_lockstep_is_the_whole_batch_and_the_gradient_of_it(K: int, depth: int) -> None:
     model, batch = ConvNet(3, depth=depth), grouped(3, 8, "sorted")
     parts = split(*batch, K)
-    found = run(in_lockstep, model, parts)
+    result = run(in_lockstep, model, parts)
     right = by_torch(model, [batch])
-    assert (found.gradient - right).norm() < 1e-12 * right.norm()
+    assert (result.gradient - right).norm() < 1e-12 * right.norm()
     logits = lockstep(model, [x for x, _ in parts], METHODS["weighted"])
     assert (logits - library(model, "batch")(batch[0])).abs().max() < 1e-12
     assert all((norm.running_mean == 0).all() for norm in model.norms)
@@ -101,13 +101,13 @@ def test_a_run_says_what_every_forward_added() -> None:
     model, parts = ConvNet(1, "group"), split(*draw(1, 9), 4)
     for p in model.parameters():
         p.grad = torch.ones_like(p)
-    found = run(accumulated, model, parts)
-    assert found.parts.shape == (4, len(found.gradient)) and found.logits.shape == (9, 6)
-    assert found.logits.equal(torch.cat([model(x) for x, _ in parts]))
-    for part, added in zip(parts, found.parts, strict=True):
+    result = run(accumulated, model, parts)
+    assert result.parts.shape == (4, len(result.gradient)) and result.logits.shape == (9, 6)
+    assert result.logits.equal(torch.cat([model(x) for x, _ in parts]))
+    for part, added in zip(parts, result.parts, strict=True):
         alone = by_torch(model, [part], "group") * len(part[1]) / 9
         assert (alone - added).norm() < 1e-14
-    assert found.gradient.equal(flat(gradient(model))) and run(in_lockstep, ConvNet(0), parts).parts.shape[0] == 1
+    assert result.gradient.equal(flat(gradient(model))) and run(in_lockstep, ConvNet(0), parts).parts.shape[0] == 1
     assert not model._forward_hooks and not model._forward_pre_hooks
 
 
@@ -133,18 +133,18 @@ def test_weighted_statistics_alone_are_right(share: float, R: int) -> None:
 
 
 def test_the_mean_of_rank_means_is_off_as_algebra_says() -> None:
-    found = ranks(method="rank means", images=24, first_share=0.25)
-    (a, b), (v, w) = found.rank_means, found.rank_variances
-    assert found.counts == (6, 18)
-    assert found.right_mean == pytest.approx(a / 4 + 3 * b / 4, rel=1e-13)
-    assert found.mean - found.right_mean == pytest.approx((1 / 2 - 1 / 4) * (a - b), rel=1e-9)
-    assert found.variance == pytest.approx((v + w) / 2 + ((a - b) / 2) ** 2, rel=1e-13)
-    assert found.right_variance == pytest.approx(v / 4 + 3 * w / 4 + 3 / 16 * (a - b) ** 2, rel=1e-13)
+    drift = ranks(method="rank means", images=24, first_share=0.25)
+    (a, b), (v, w) = drift.rank_means, drift.rank_variances
+    assert drift.counts == (6, 18)
+    assert drift.right_mean == pytest.approx(a / 4 + 3 * b / 4, rel=1e-13)
+    assert drift.mean - drift.right_mean == pytest.approx((1 / 2 - 1 / 4) * (a - b), rel=1e-9)
+    assert drift.variance == pytest.approx((v + w) / 2 + ((a - b) / 2) ** 2, rel=1e-13)
+    assert drift.right_variance == pytest.approx(v / 4 + 3 * w / 4 + 3 / 16 * (a - b) ** 2, rel=1e-13)
     own, weighted = ranks(method="own"), ranks(method="weighted")
     assert (own.mean, own.variance) == (own.rank_means[0], own.rank_variances[0])
     assert weighted.mean == pytest.approx(weighted.right_mean, rel=1e-13)
     assert weighted.variance == pytest.approx(weighted.right_variance, rel=1e-12)
-    assert own.rank_means == weighted.rank_means == found.rank_means
+    assert own.rank_means == weighted.rank_means == drift.rank_means
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -169,12 +169,12 @@ def test_each_rank_for_itself_is_what_torch_makes_of_it() -> None:
 @settings(max_examples=30, deadline=None)
 def test_a_rank_without_images_is_refused_with_a_share_that_works(values: dict[str, Any]) -> None:
     try:
-        found = ranks(**values)
+        drift = ranks(**values)
     except LabError as refused:
-        found = ranks(**{**values, "first_share": float(str(refused).rpartition("try ")[2])})
-        assert min(found.counts) == 1
-    assert min(found.counts) >= 1 and found.equal in (True, False)
-    assert repr(ranks(**{**values, "first_share": found.counts[0] / sum(found.counts)})) == repr(found)
+        drift = ranks(**{**values, "first_share": float(str(refused).rpartition("try ")[2])})
+        assert min(drift.counts) == 1
+    assert min(drift.counts) >= 1 and drift.equal in (True, False)
+    assert repr(ranks(**{**values, "first_share": drift.counts[0] / sum(drift.counts)})) == repr(drift)
 
 
 def test_the_sentence_of_a_refusal() -> None:

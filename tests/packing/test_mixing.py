@@ -60,40 +60,40 @@ def test_without_a_source_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 @given(settings_of(mixture))
 @settings(max_examples=12)
 def test_by_documents_the_tokens_decide_and_by_tokens_the_mixture_does(values: dict[str, Any]) -> None:
-    found = mixture(**values)
-    tokens, documents = found.tokens, found.documents
-    by_tokens, by_documents = found.ways
-    assert by_tokens.share == pytest.approx(found.wanted, abs=1e-9) and by_tokens.relative_error < 1e-12
+    mix = mixture(**values)
+    tokens, documents = mix.tokens, mix.documents
+    by_tokens, by_documents = mix.ways
+    assert by_tokens.share == pytest.approx(mix.wanted, abs=1e-9) and by_tokens.relative_error < 1e-12
     assert by_documents.share == pytest.approx(tokens[0] / sum(tokens), abs=1e-9)
     assert max(by_tokens.residual, by_documents.residual) < 1e-10
     assert sum(documents) == values.get("documents", 8) and min(documents) >= 1
-    assert abs(documents[0] - found.wanted * sum(documents)) <= 0.5 or min(documents) == 1
+    assert abs(documents[0] - mix.wanted * sum(documents)) <= 0.5 or min(documents) == 1
 
 
 @pytest.mark.parametrize(("share", "counts"), [(0.1, (1, 3)), (0.9, (3, 1)), (0.4, (2, 2)), (0.7, (3, 1))])
 def test_documents_are_rounded_and_there_is_one_of_each(share: float, counts: tuple[int, int]) -> None:
-    found = mixture(share=share, documents=4, length=32)
-    assert found.documents == counts and found.ways[0].share == pytest.approx(share)
+    mix = mixture(share=share, documents=4, length=32)
+    assert mix.documents == counts and mix.ways[0].share == pytest.approx(share)
 
 
 @pytest.mark.parametrize("texts", PAIRS)
 def test_cosines_and_error_by_each_gradient_by_itself(texts: str) -> None:
-    found = mixture(texts=texts, share=0.25, documents=8, length=64, seed=3)
+    mix = mixture(texts=texts, share=0.25, documents=8, length=64, seed=3)
     model = Transformer(seed=3, length=64, dtype=torch.float64)
     alone = []
-    for name, count in zip(found.names, found.documents, strict=True):
+    for name, count in zip(mix.names, mix.documents, strict=True):
         drawn = torch.randperm(len(domain(name)), generator=torch.Generator().manual_seed(3))[:count].tolist()
         total = torch.zeros(())
         for text in (domain(name)[at][:64] for at in drawn):
             row = torch.tensor([list(text.encode())])
             total = total + sequence_gradients(model, [(row, row)])[0]
         alone.append(total / sum(len(domain(name)[at][:64]) - 1 for at in drawn))
-    assert found.documents == (2, 6)
-    for share, column in zip(found.shares.tolist(), found.cosines.T.tolist(), strict=True):
+    assert mix.documents == (2, 6)
+    for share, column in zip(mix.shares.tolist(), mix.cosines.T.tolist(), strict=True):
         g = share * alone[0] + (1 - share) * alone[1]
         assert column == pytest.approx([distance(g, each).cosine for each in alone], rel=1e-9)
     right = 0.25 * alone[0] + 0.75 * alone[1]
-    for way in found.ways:
+    for way in mix.ways:
         g = way.share * alone[0] + (1 - way.share) * alone[1]
         assert way.cosines == pytest.approx([distance(g, each).cosine for each in alone], rel=1e-9)
         off = abs(way.share - 0.25) * (alone[0] - alone[1]).norm() / right.norm()
@@ -141,15 +141,15 @@ def test_where_every_document_weighs_the_same_the_gap_is_proportional_to_the_lea
 
 @pytest.mark.parametrize("word", ["shuffled", "sorted by length"])
 def test_where_a_batch_has_its_own_mean_a_gap_remains_as_first_order_predicts(word: str) -> None:
-    found = order(order=word, learning_rate=0.001, examples=32, batch=8, seed=1)
+    epochs = order(order=word, learning_rate=0.001, examples=32, batch=8, seed=1)
     tokens, labels = corpus.batch(1, 32)
     rows = sequence_gradients(Transformer(seed=1, dtype=torch.float64), [(tokens, labels)])
     counts = (labels[:, 1:] != IGNORE).sum(1)
     sums = []
     for at in (torch.arange(32), _ordered(word, labels, 1)):
         sums.append(sum(rows[each].sum(0) / counts[each].sum() for each in at.split(8)))
-    assert found.end == pytest.approx(float((sums[1] - sums[0]).norm() / sums[0].norm()), rel=0.1)
-    assert found.end > 0.02
+    assert epochs.end == pytest.approx(float((sums[1] - sums[0]).norm() / sums[0].norm()), rel=0.1)
+    assert epochs.end > 0.02
 
 
 def test_reversed_batches_are_the_same_batches() -> None:
@@ -160,7 +160,7 @@ def test_reversed_batches_are_the_same_batches() -> None:
 def test_two_steps_swapped_differ_by_the_commutator() -> None:
     """W after a, b minus W after b, a: η² (H_b g_a − H_a g_b)."""
     eta, seed = 0.001, 5
-    found = order(order="reversed", divisor="the same for all", examples=8, batch=4, learning_rate=eta, seed=seed)
+    epochs = order(order="reversed", divisor="the same for all", examples=8, batch=4, learning_rate=eta, seed=seed)
     tokens, labels = corpus.batch(seed, 8)
     model = Transformer(seed=seed, dtype=torch.float64)
     names, sizes = zip(*((name, p.numel()) for name, p in model.named_parameters()), strict=True)
@@ -178,27 +178,27 @@ def test_two_steps_swapped_differ_by_the_commutator() -> None:
         of_b = torch.autograd.grad(b @ a.detach(), w, retain_graph=True)[0]
         of_a = torch.autograd.grad(a @ b.detach(), w)[0]
     expected = eta * (of_b - of_a).norm() / (a + b).norm()
-    assert found.end == pytest.approx(expected.item(), rel=0.02)
-    assert found.step_error == pytest.approx(((b - a).norm() / a.norm()).item(), rel=1e-9)
-    assert found.step_cosine == pytest.approx(distance(b.detach(), a.detach()).cosine, rel=1e-9)
-    assert found.apart[1].item() == pytest.approx(((b - a).norm() / (a + b).norm()).item(), rel=0.02)
+    assert epochs.end == pytest.approx(expected.item(), rel=0.02)
+    assert epochs.step_error == pytest.approx(((b - a).norm() / a.norm()).item(), rel=1e-9)
+    assert epochs.step_cosine == pytest.approx(distance(b.detach(), a.detach()).cosine, rel=1e-9)
+    assert epochs.apart[1].item() == pytest.approx(((b - a).norm() / (a + b).norm()).item(), rel=0.02)
 
 
 @pytest.mark.parametrize("divisor", DIVISORS)
 @pytest.mark.parametrize("word", ORDERS)
 def test_one_batch_of_all_examples_does_not_know_their_order(word: str, divisor: str) -> None:
-    found = order(order=word, divisor=divisor, examples=16, batch=64)
-    assert found.step_error < 1e-13 and found.end < 1e-13 and found.apart.shape == (2,)
-    assert found.first[0] == found.first[1]
+    epochs = order(order=word, divisor=divisor, examples=16, batch=64)
+    assert epochs.step_error < 1e-13 and epochs.end < 1e-13 and epochs.apart.shape == (2,)
+    assert epochs.first[0] == epochs.first[1]
 
 
 @given(settings_of(order))
 @settings(max_examples=10)
 def test_both_start_together_and_there_is_a_value_for_each_step(values: dict[str, Any]) -> None:
-    found = order(**values)
+    epochs = order(**values)
     examples, size = values.get("examples", 32), values.get("batch", 8)
-    assert found.apart[0] == 0 and len(found.apart) == 1 + -(-examples // size) and found.end == found.apart[-1]
-    assert bool(found.apart.isfinite().all())
+    assert epochs.apart[0] == 0 and len(epochs.apart) == 1 + -(-examples // size) and epochs.end == epochs.apart[-1]
+    assert bool(epochs.apart.isfinite().all())
 
 
 # All of them.

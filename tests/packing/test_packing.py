@@ -123,21 +123,21 @@ def test_lengths_are_those_of_real_documents() -> None:
 @given(settings_of(leak))
 @settings(max_examples=15)
 def test_what_a_target_depends_on_is_what_two_layers_reach_and_nothing_else(values: dict[str, Any]) -> None:
-    found = leak(**values)
-    looks = rows.MASKS[values.get("mask", "plain causal")](found.lengths).double()
-    reach, known = looks @ looks > 0, ~found.map[:, :1].isnan()
-    assert torch.equal((found.map > 0) & known, reach & known)
-    assert bool((found.map[known.expand_as(found.map) & ~reach] == 0).all())  # to the last bit
-    starts = rows.positions_of(found.lengths) == 0
+    result = leak(**values)
+    looks = rows.MASKS[values.get("mask", "plain causal")](result.lengths).double()
+    reach, known = looks @ looks > 0, ~result.map[:, :1].isnan()
+    assert torch.equal((result.map > 0) & known, reach & known)
+    assert bool((result.map[known.expand_as(result.map) & ~reach] == 0).all())  # to the last bit
+    starts = rows.positions_of(result.lengths) == 0
     assert torch.equal(known[:, 0], torch.cat([~starts[1:], torch.tensor([False])]))
 
 
 @given(seed=st.integers(0, 9999), documents=st.integers(2, 5), longest=st.integers(8, 24))
 @settings(max_examples=15)
 def test_with_the_right_mask_nothing_leaks_to_the_last_bit(seed: int, documents: int, longest: int) -> None:
-    found = leak(mask="block causal", documents=documents, longest=longest, seed=seed)
-    assert found.leaked == 0.0 and found.ahead == 0.0
-    assert torch.equal(found.between, found.between.diag().diag()) and bool((found.between.diag() > 0).all())
+    result = leak(mask="block causal", documents=documents, longest=longest, seed=seed)
+    assert result.leaked == 0.0 and result.ahead == 0.0
+    assert torch.equal(result.between, result.between.diag().diag()) and bool((result.between.diag() > 0).all())
 
 
 @pytest.mark.parametrize(("mask", "moves"), [("block causal", False), ("plain causal", True)])
