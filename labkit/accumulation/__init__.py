@@ -20,6 +20,7 @@ from labkit.corpus import Batch, Seed, Sequences, Shortest, Steps, Text, Window,
 from labkit.declare import Choice, Range, quantity
 from labkit.errors import LabError
 from labkit.fit import Distance, Weights, distance, fit, flat, gradient, per_layer
+from labkit.gradients import Gradients, composed
 from labkit.nets import IGNORE, Transformer, sequence_gradients
 from labkit.rules import Rule
 from labkit.tolerance import Compared, Tolerance, depth, tolerance
@@ -66,6 +67,7 @@ class Comparison(Distance, Compared):
     condition: float = quantity("how much the fit may enlarge an error")
     indistinguishable: tuple[tuple[int, ...], ...] = quantity("sequences whose gradients cannot be told apart")
     tolerance: Tolerance = quantity("relative error that rounding alone explains")
+    gradients: Gradients = quantity("both gradients, and what each microbatch contributes to them")
 
 
 def compare(
@@ -103,6 +105,10 @@ def _measured(
     N, length = w.total, float(right.norm() * w.total)
     by_microbatch = rows.new_zeros(len(microbatches), len(right)).index_add(0, owner, rows)
     fitted = _fitted(g, rows, w.sequences, N)
+    explained = tolerance(own, count=int(N), depth=depth(model), dtype=rows.dtype, result=length)
+    reference_parts = by_microbatch.double() / N
+    parts = torch.zeros_like(reference_parts).index_add(0, owner, fitted.values.nan_to_num()[:, None] * rows / N)
+    reference_parts[: len(microbatches) - w.steps] = 0.0
     return Comparison(
         **vars(distance(g, right)),
         rule=method.word,
@@ -116,7 +122,8 @@ def _measured(
         residual=fitted.residual,
         condition=fitted.condition,
         indistinguishable=fitted.indistinguishable,
-        tolerance=tolerance(own, count=int(N), depth=depth(model), dtype=rows.dtype, result=length),
+        tolerance=explained,
+        gradients=composed(g, parts, reference_parts, [str(int(n)) for n in w.counts], explained.value, model=model),
     )
 
 

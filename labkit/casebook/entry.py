@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import html
 import importlib
-import inspect
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from labkit.casebook import cases
 from labkit.declare import quantity
 from labkit.device import quota_threads
 from labkit.errors import LabError
+from labkit.listing import sources
 from labkit.nets import VOCABULARY
 from labkit.wording import show
 
@@ -134,7 +134,7 @@ class Case:
     def code(self) -> str:
         """The source of both loops."""
         loops = (("wrong", self.wrong), ("right", self.right))
-        return "\n\n".join(f"# {self.id}, {which}\n{inspect.getsource(loop).rstrip()}" for which, loop in loops)
+        return "\n\n".join(f"# {self.id}, {which}\n{sources(loop)}" for which, loop in loops)
 
     def _repr_html_(self) -> str:
         paragraphs = (

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import SGD
 
-from labkit.clipping.ordering import ORDERS, Order, Parts, clip_once, clip_per_microbatch, once
+from labkit.clipping.ordering import ORDERS, Order, Parts, clip_once, clip_per_microbatch, clip_weight, once
 from labkit.clipping.overflow_across_ranks import ranks as ranks
 from labkit.clipping.scaling import overflow as overflow
 from labkit.clipping.scaling import underflow as underflow
 from labkit.corpus import Seed, Sequences, Steps, batch, split
 from labkit.declare import Choice, Range, quantity
 from labkit.fit import Distance, distance, fit, flat, gradient
+from labkit.gradients import Gradients, composed
 from labkit.nets import Transformer, microbatch_gradients, valid_tokens
 from labkit.rules import Microbatches
 from labkit.tolerance import Compared, Tolerance, depth, tolerance
@@ -40,6 +41,7 @@ class Ordered(Distance, Compared):
     residual: float = quantity("share of the gradient that no weights explain")
     condition: float = quantity("how much the fit may enlarge an error")
     tolerance: Tolerance = quantity("relative error that rounding alone explains")
+    gradients: Gradients = quantity("both gradients, and what each part contributes to them")
 
 
 def orders(
@@ -66,20 +68,25 @@ def orders(
     order, algebra = ORDERS[rule]
     right, weight = once(parts) @ parts.rows, float(once(parts)[0])
     g = stepped_with(order, model, microbatches, scale, max_norm)
-    fitted = fit(g, parts.rows)
+    fitted, rounding = fit(g, parts.rows), _tolerance(model, parts, microbatches)
+    counts = torch.tensor([valid_tokens(labels) for _, labels in microbatches])
+    both = fitted.values.nan_to_num()[:, None] * parts.rows, weight * parts.rows
     return Ordered(
         **vars(distance(g, right)),
         rule=rule,
         refused=refusal(scale) if rule == "unscale-every" and accumulation_steps > 1 else "",
         whole=float(parts.rows.sum(0).norm()),
         right_weight=weight,
-        counts=torch.tensor([valid_tokens(labels) for _, labels in microbatches]),
+        counts=counts,
         norms=parts.norms,
         weights=fitted.values,
         predicted=algebra(parts),
         residual=fitted.residual,
         condition=fitted.condition,
-        tolerance=_tolerance(model, parts, microbatches),
+        tolerance=rounding,
+        gradients=composed(
+            g, *both, list(map(str, counts.tolist())), rounding.value, model=model, names=("clip once", rule)
+        ),
     )
 
 
@@ -140,6 +147,7 @@ class Clips:
     modelled_once: Tensor = quantity("min(c, ‖G‖)")
     modelled_each: Tensor = quantity("‖Σ n_m/N · min(1, c/‖g_m‖) · g_m‖")
     modelled_angle: Tensor = quantity("angle between the two", "degrees")
+    gradients: Gradients = quantity("both gradients, and what each part contributes to them")
 
 
 def clip(
@@ -164,7 +172,11 @@ def clip(
     start = {name: value.clone() for name, value in model.state_dict().items()}
     right = stepped_with(clip_once, model, microbatches, 1.0, max_norm)
     model.load_state_dict(start)
-    difference = distance(stepped_with(clip_per_microbatch, model, microbatches, 1.0, max_norm), right)
+    g = stepped_with(clip_per_microbatch, model, microbatches, 1.0, max_norm)
+    difference = distance(g, right)
+    weights = torch.tensor([clip_weight(norm, max_norm) for norm in parts.norms.tolist()], dtype=torch.float64)
+    both = weights[:, None] * parts.rows, float(once(parts)[0]) * parts.rows
+    counts = [str(valid_tokens(labels)) for _, labels in microbatches]
     thresholds = torch.logspace(-1, 1, 81, dtype=torch.float64)
     lengths, cosines = _curves(parts, thresholds)
     return Clips(
@@ -181,6 +193,14 @@ def clip(
         modelled_once=thresholds.clamp(max=float(parts.rows.sum(0).norm())),
         modelled_each=lengths,
         modelled_angle=torch.tensor([_degrees(each) for each in cosines.tolist()]),
+        gradients=composed(
+            g,
+            *both,
+            counts,
+            _tolerance(model, parts, microbatches).value,
+            model=model,
+            names=("clipped once", "each microbatch clipped"),
+        ),
     )
 
 

@@ -14,6 +14,7 @@ from labkit.corpus import Batch, Seed, Shortest, batch, split
 from labkit.data_parallel.rank_losses import RECIPES, Plain, layout, to_lists, weights
 from labkit.declare import Choice, Range, quantity
 from labkit.fit import Distance, distance, fit, gradient_of
+from labkit.gradients import Gradients, composed
 from labkit.nets import Transformer, microbatch_gradients, next_token_loss, valid_tokens
 from labkit.tolerance import Compared, Tolerance, depth, tolerance
 
@@ -50,6 +51,14 @@ class Share:
         """The relative error that rounding alone explains."""
         length = float(self.right.norm()) * self.total
         return tolerance(self.rows, count=self.total, depth=depth(self.model), dtype=torch.float64, result=length)
+
+    def gradients(self, g: Tensor, weights: Tensor) -> Gradients:
+        """A gradient with these weights × N of its microbatches beside the right one, put together rank by rank."""
+        owner = torch.repeat_interleave(torch.tensor([len(each) for each in self.microbatches]))
+        parts = torch.stack([weights.nan_to_num()[:, None] * self.rows, self.rows]) / self.total
+        mine, right = torch.zeros(2, len(self.microbatches), len(g)).double().index_add(1, owner, parts.double())
+        labels = [f"rank {rank}: {sum(each)}" for rank, each in enumerate(self.counts)]
+        return composed(g, mine, right, labels, self.tolerance.value, model=self.model, names=("full batch", "rank 0"))
 
     def fitted(self, g: Tensor) -> Tensor:
         """The weight × N of every microbatch in a gradient; 0 without a valid token, NaN where it is not finite."""
@@ -97,6 +106,7 @@ class Recipe(Distance, Compared):
     residual: float = quantity("share of the first rank's gradient that no weights explain")
     apart: float = quantity("how far another rank's gradient is from the first one's, ‖g_r − g_0‖ / ‖G‖")
     tolerance: Tolerance = quantity("relative error that rounding alone explains")
+    gradients: Gradients = quantity("both gradients, and what each part contributes to them")
 
 
 def recipes(
@@ -120,6 +130,7 @@ def recipes(
     gradients = torch.tensor(
         workers.run(run, ranks, recipe=recipe, batches=reference.plain, seed=seed), dtype=torch.float64
     )
+    fitted = torch.stack([reference.fitted(each) for each in gradients])
     counts = [layout(reference.counts, seen_from) for seen_from in range(ranks)]
     return Recipe(
         **vars(distance(gradients[0], reference.right)),
@@ -127,9 +138,10 @@ def recipes(
         ranks=ranks,
         counts=counts[0].counts,
         owner=torch.tensor(counts[0].owner),
-        fitted=torch.stack([reference.fitted(each) for each in gradients]),
+        fitted=fitted,
         predicted=torch.stack([weights(recipe, each) for each in counts]),
         residual=fit(gradients[0], reference.rows).residual,
         apart=apart(list(gradients), reference.right),
         tolerance=reference.tolerance,
+        gradients=reference.gradients(gradients[0], fitted[0]),
     )

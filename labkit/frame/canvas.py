@@ -222,6 +222,11 @@ class Canvas:
             artist.set_visible(False)
         self._questions[axes].set(position=(x, y), visible=True)
 
+    def only(self, artist: Artist) -> None:
+        """Hide every artist but one."""
+        for each in self._moving:
+            each.set_visible(each is artist)
+
     def show(self) -> None:
         """Make every artist visible again, and take the question marks away."""
         for artist in self._moving:
@@ -245,7 +250,7 @@ class Canvas:
     @property
     def height(self) -> int:
         """CSS pixels."""
-        return max(260, round(self.page.width * self.aspect))
+        return max(260, min(round(self.page.width * self.aspect), self.page.height))
 
     @property
     def columns(self) -> float:

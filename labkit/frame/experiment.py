@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from labkit.device import Spread
 from labkit.frame.canvas import Canvas
+from labkit.gradients import Gradients
+from labkit.listing import sources
 from labkit.wording import show
 
 R = TypeVar("R")
@@ -30,6 +32,7 @@ class Experiment(Generic[R]):
     unit: ClassVar[str] = ""
     note: ClassVar[str] = ""
     aspect: ClassVar[float] = 0.6
+    pictures: ClassVar[tuple[str, ...]] = ("picture",)  # "direction" and "entries" are drawn from its gradients
     run: Callable[..., Any]
     shown: tuple[Callable[..., Any], ...] = ()
 
@@ -53,6 +56,11 @@ class Experiment(Generic[R]):
     @abstractmethod
     def draw(self, canvas: Canvas, result: R) -> None:
         """Move the artists to a result."""
+
+    def gradients(self, result: R) -> Gradients:
+        """This gradient and the correct one, where `pictures` names their direction or entries."""
+        both: Gradients = result.gradients  # type: ignore[attr-defined]
+        return both
 
     def tease(self, canvas: Canvas, values: Mapping[str, Any]) -> None:
         """Show what is given before the answer."""
@@ -85,16 +93,6 @@ class Experiment(Generic[R]):
         return sources(*self.shown, self.run)
 
 
-def sources(*functions: Any) -> str:
-    """The source of functions and classes, one below the other.
-
-    >>> print(sources(_abstract))
-    def _abstract(part: object) -> bool:
-        return getattr(part, "__isabstractmethod__", False)
-    """
-    return "\n\n".join(inspect.getsource(inspect.unwrap(each)).rstrip() for each in functions)
-
-
 def _abstract(part: object) -> bool:
     return getattr(part, "__isabstractmethod__", False)
 
@@ -111,7 +109,7 @@ def tables(result: Any) -> list[dict[str, Any]]:
     single = [
         [field.name.replace("_", " "), _cell(value), field.metadata.get("unit", ""), field.metadata.get("doc", "")]
         for field, value in fields
-        if not _is_series(value)
+        if not _is_series(value) and not isinstance(value, Gradients)
     ]
     series = [(field, list(value)) for field, value in fields if _is_series(value) and len(value)]
     records = [values for _, values in series if dataclasses.is_dataclass(values[0])]

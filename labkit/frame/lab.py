@@ -22,6 +22,7 @@ from labkit.frame import cell_panels, faults, open_panels, page_state
 from labkit.frame.cell_thread import CellThread
 from labkit.frame.experiment import Experiment
 from labkit.frame.picture import Picture
+from labkit.frame.pictures import Own, pictures
 from labkit.frame.run import Run
 from labkit.frame.style import Page
 from labkit.frame.trial import Trial
@@ -75,6 +76,8 @@ class Lab(anywidget.AnyWidget):
         open_panels.note(self)
         self.on_msg(self._receive)
         cell_panels.adopt(self)
+        self._pictures = {name: pictures(trial.experiment) for name, trial in self._trials.items()}
+        self._on_page = {name: next(iter(each)) for name, each in self._pictures.items()}
         self._open(experiment or experiments[0].name)
         self._show()
         if values:
@@ -108,6 +111,21 @@ class Lab(anywidget.AnyWidget):
         """Show another experiment of this lab; each keeps its values and its answer."""
         with self._raising():
             self._open(experiment)
+
+    @property
+    def pictures(self) -> list[str]:
+        """The names of what this experiment can show, for `picture`."""
+        return list(self._pictures[self._trial.experiment.name])
+
+    @property
+    def picture(self) -> str:
+        """Which of them is on the page."""
+        return self._on_page[self._trial.experiment.name]
+
+    @picture.setter
+    def picture(self, name: str) -> None:
+        with self._raising():
+            self._choose_picture(name)
 
     def redraw(self) -> None:
         """Show the figure as it is now, after it was styled by hand."""
@@ -147,7 +165,7 @@ class Lab(anywidget.AnyWidget):
     @property
     def text(self) -> str:
         """The sentence under the picture."""
-        return page_state.sentence(self._trial)
+        return page_state.sentence(self._trial, self._drawn())
 
     @property
     def error(self) -> str:
@@ -182,7 +200,7 @@ class Lab(anywidget.AnyWidget):
         self._canvas.clear()
         self._trials.clear()
 
-    def picture(self) -> bytes:
+    def png(self) -> bytes:
         """The picture as PNG, for paper: light, and fine enough to print."""
         page = self._canvas.page
         self._canvas.restyle(PAPER)
@@ -231,12 +249,26 @@ class Lab(anywidget.AnyWidget):
             raise LabError(f"there is no experiment {name!r} here: try {', '.join(self._trials)}")
         self._halt()
         self._current = self._trials[name]
+        self._lay_out()
+
+    def _choose_picture(self, name: str) -> None:
+        if name not in self.pictures:
+            raise LabError(f"picture = {name!r} is none of {', '.join(self.pictures)}: try {self.pictures[0]!r}")
+        self._on_page[self._trial.experiment.name] = name
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        """A new canvas for the picture that is chosen."""
         experiment = self._current.experiment
+        drawn = self._drawn()
         self._canvas.clear()
-        self._canvas.aspect = experiment.aspect
+        self._canvas.aspect = drawn.aspect or experiment.aspect
         self._canvas.restyle(self._canvas.page)
-        experiment.layout(self._canvas)
-        self.spec = page_state.spec(self._trials, self._current)
+        drawn.layout(self._canvas)
+        self.spec = page_state.spec(self._trials, self._current, self.pictures, self.picture)
+
+    def _drawn(self) -> Own:
+        return self._pictures[self._current.experiment.name][self.picture]
 
     def _set(self, values: Mapping[str, object]) -> None:
         self._halt()
@@ -266,8 +298,7 @@ class Lab(anywidget.AnyWidget):
         if not self.topic or trial.noted or trial.score is None or trial.prediction is None:
             return
         trial.noted = True
-        answer = trial.experiment.answer(trial.result)
-        record.predicted(self._key(trial), trial.prediction, answer, trial.score, trial.values)
+        record.predicted(self._key(trial), trial.prediction, trial.answer, trial.score, trial.values)
 
     def _reset(self) -> None:
         self._halt()
@@ -381,6 +412,7 @@ class Lab(anywidget.AnyWidget):
             "reset": self._reset,
             "stop": self._halt,
             "choose": self._open,
+            "picture": self._choose_picture,
             "projector": open_panels.projector,
         }
         acts[type](**arguments)
@@ -399,27 +431,25 @@ class Lab(anywidget.AnyWidget):
             self.frame = changes
 
     def _paint(self) -> None:
-        trial, canvas = self._trial, self._canvas
+        trial, canvas, drawn = self._trial, self._canvas, self._drawn()
         if trial.error:
             return  # the last good picture stays
         if trial.result is None:
-            trial.experiment.tease(canvas, trial.values)
+            drawn.tease(canvas, trial.values)
         else:
             canvas.show()
-            trial.experiment.draw(canvas, trial.result)
-        trial.experiment.guess(canvas, trial.values, trial.prediction)
+            drawn.draw(canvas, trial.result)
+        drawn.guess(canvas, trial.values, trial.prediction)
 
     def _words(self) -> dict[str, Any]:
         self._notice = " ".join(one_time_messages.take()) or self._notice
         progress = self._run.progress() if self._run else None
         now = {"progress": progress, "primary": self._primary(), "notice": self._notice}
-        return {**page_state.page(self._trial), **now}
+        return {**page_state.page(self._trial, self._drawn()), **now}
 
     def _primary(self) -> str:
         """The one button that is next."""
         trial = self._trial
-        if trial.mode == "live" or self._run:
-            return ""
-        if trial.result is not None:
-            return "reset"
+        if trial.mode == "live" or self._run or trial.result is not None:
+            return ""  # a control, or the next cell
         return "predict" if trial.prediction is None else "step"

@@ -79,7 +79,7 @@ const digits = value => typeof value === 'number' ? String(+value.toPrecision(12
 // One control: a labelled range over declared values with an exact number field, a select, or a checkbox.
 function control(spec, id, change) {
   const name = `${id}-${spec.name}`, unit = spec.unit ? ` ${spec.unit}` : ''
-  const help = h('small', { id: `${name}-help`, class: 'lk-help' }, spec.help)
+  const help = h('small', { id: `${name}-help`, class: 'lk-help', role: 'tooltip' }, spec.help)
   const label = h('label', { for: name }, spec.label)
   const row = (...parts) => h('div', { class: 'lk-control', 'data-name': spec.name }, ...parts, help)
   const set = value => change({ [spec.name]: value })
@@ -95,7 +95,7 @@ function control(spec, id, change) {
     return { node: row(h('span', { class: 'lk-switch' }, input, label)), update: value => { input.checked = value } }
   }
   const at = spec.positions, nearest = value => at.reduce((best, v, i) => Math.abs(v - value) < Math.abs(at[best] - value) ? i : best, 0)
-  const exact = h('input', { type: 'number', step: 'any', 'aria-label': `${spec.label}, exact value${unit && ' in' + unit}`,
+  const exact = h('input', { type: 'number', step: 'any', class: 'lk-number', 'aria-label': `${spec.label}, exact value${unit && ' in' + unit}`,
     onchange: () => set(exact.value === '' ? null : Number(exact.value)) })
   const range = h('input', { id: name, type: 'range', min: 0, max: at.length - 1, step: 1, 'aria-describedby': help.id,
     oninput: () => { const value = at[range.value]; update(value); set(value) } })
@@ -105,7 +105,7 @@ function control(spec, id, change) {
     exact.setAttribute('aria-invalid', rejected !== undefined)
     if (rejected === undefined) exact.value = digits(value)
   }
-  return { node: row(h('span', { class: 'lk-value' }, label, h('span', { class: 'lk-exact' }, exact, h('span', { class: 'lk-unit' }, spec.unit))), range), update }
+  return { node: row(h('span', { class: 'lk-value' }, label, h('span', { class: 'lk-exact' }, exact, h('span', { class: 'lk-unit' }, spec.label.includes(spec.unit) ? '' : spec.unit))), range), update }
 }
 
 function tableOf(table) {
@@ -139,10 +139,11 @@ function watchPage(model, el, picture, stops) {
   let sent = '', timer = 0
   const tell = () => {
     el.style.colorScheme = isDark(el) ? 'dark' : 'light'
-    const scale = zoom(model), width = Math.min(680, Math.floor(picture.clientWidth / scale / 20) * 20)
+    const scale = zoom(model), width = Math.min(960, Math.floor(picture.clientWidth / scale / 20) * 20)
+    const height = Math.floor((innerHeight - 330) / scale / 20) * 20  // with what stands above and below it
     if (width < 100) return
     const font = parseFloat(getComputedStyle(el).fontSize) / scale
-    const page = { width, ratio: devicePixelRatio * scale, font, text: hex(ink(el)), background: hex(background(el)) }
+    const page = { width, height: Math.max(height, 260), ratio: devicePixelRatio * scale, font, text: hex(ink(el)), background: hex(background(el)) }
     const look = JSON.stringify(page)
     if (look === sent) return
     sent = look
@@ -175,10 +176,11 @@ function render({ model, el }) {
 
   const radio = (group, value, words) => {
     const input = h('input', { type: 'radio', name: `${id}-${group}`, value })
-    input.addEventListener('change', () => send(model, group === 'mode' ? { type: 'mode', word: value } : { type: 'choose', name: value }))
+    const types = { mode: { type: 'mode', word: value }, experiment: { type: 'choose', name: value }, picture: { type: 'picture', name: value } }
+    input.addEventListener('change', () => send(model, types[group]))
     return h('label', { class: 'lk-radio' }, input, words)
   }
-  const tabs = h('fieldset', { class: 'lk-tabs' })
+  const tabs = h('fieldset', { class: 'lk-tabs' }), pictures = h('fieldset', { class: 'lk-pictures' })
   const modes = h('fieldset', { class: 'lk-modes' }, h('legend', { class: 'lk-hidden' }, 'Mode'), radio('mode', 'predict', 'predict first'), radio('mode', 'live', 'live'))
   const field = h('input', { id: `${id}-field`, type: 'number', step: 'any', class: 'lk-field', onkeydown: e => { if (e.key === 'Enter') predict() } })
   const question = h('label', { for: field.id }), unit = h('span', { class: 'lk-unit' })
@@ -191,7 +193,7 @@ function render({ model, el }) {
   }
   const buttons = { predict: button('Predict', predict), step: button('Step', step), reset: button('Reset', press('reset')) }
   const ask = h('span', { class: 'lk-ask' }, question, h('span', { class: 'lk-exact' }, field, unit))
-  const top = h('div', { class: 'lk-top' }, modes, ask, ...Object.values(buttons))
+  const top = h('div', { class: 'lk-top' }, ask, ...Object.values(buttons), modes)
 
   const headline = h('p', { class: 'lk-headline' }), canvas = h('canvas', { role: 'img', class: 'lk-canvas' })
   const score = h('p', { class: 'lk-score', 'aria-live': 'polite' }), sentence = h('p', { class: 'lk-sentence', 'aria-live': 'polite' })
@@ -201,14 +203,15 @@ function render({ model, el }) {
   const working = h('p', { class: 'lk-progress', hidden: true }, bar, left,
     button('Stop', () => model.send({ type: 'commands', commands: [{ type: 'stop' }] }), 'lk-primary'),
     h('small', {}, 'waits for a running cell'))
-  const picture = h('div', { class: 'lk-picture' }, headline, score, canvas, sentence, working, note, notice)
+  const head = h('div', { class: 'lk-head' }, headline, score)
+  const picture = h('div', { class: 'lk-picture' }, head, pictures, h('div', { class: 'lk-frame' }, canvas, alert), sentence, working, note, notice)
   const controls = h('div', { class: 'lk-controls' })
   const code = h('code'), numbersBox = h('div', { class: 'lk-table' })
   const copy = button('Copy', () => navigator.clipboard.writeText([...numbersBox.querySelectorAll('tr')].map(tr => [...tr.children].map(c => c.textContent).join('\t')).join('\n')))
   const numbersFold = h('details', {}, h('summary', {}, 'The numbers as a table'), numbersBox, copy)
   const larger = button('Large type', () => press('projector', { on: !model.get('large') })(), 'lk-larger')
-  const root = h('div', { class: 'lk', role: 'group', onkeydown: keep }, tabs, top, alert, h('div', { class: 'lk-body' }, controls, picture),
-    h('details', {}, h('summary', {}, 'The code that runs'), h('pre', { tabindex: 0, 'aria-label': 'the code that runs' }, code)), numbersFold, larger)
+  const codeFold = h('details', {}, h('summary', {}, 'The code that runs'), h('pre', { tabindex: 0, 'aria-label': 'the code that runs' }, code))
+  const root = h('div', { class: 'lk', role: 'group', onkeydown: keep }, tabs, top, h('div', { class: 'lk-body' }, controls, picture), codeFold, numbersFold, larger)
 
   // JupyterLab's own shortcuts eat arrows and letters; running the cell and the browser's own keys still work.
   function keep(event) {
@@ -224,10 +227,17 @@ function render({ model, el }) {
     if (tabs.childElementCount !== spec.experiments.length + 1)
       tabs.replaceChildren(h('legend', { class: 'lk-hidden' }, 'Experiment'), ...spec.experiments.map(e => radio('experiment', e.name, e.title)))
     for (const input of tabs.querySelectorAll('input')) input.checked = input.value === spec.chosen
+    pictures.hidden = spec.pictures.length < 2
+    if ([...pictures.querySelectorAll('input')].map(i => i.value).join() !== spec.pictures.join())
+      pictures.replaceChildren(h('legend', { class: 'lk-hidden' }, 'Picture'), ...spec.pictures.map(name => radio('picture', name, name)))
+    for (const input of pictures.querySelectorAll('input')) input.checked = input.value === spec.picture
     modes.hidden = spec.long
     say(question, spec.question); say(unit, spec.unit); write(note, spec.note); say(code, spec.source)
     parts = spec.controls.map(c => ({ name: c.name, ...control(c, id, values => send(model, { type: 'set', values })) }))
-    controls.replaceChildren(...parts.map(part => part.node))
+    const seldom = parts.filter((_, at) => spec.controls[at].seldom)
+    const names = seldom.map(part => part.node.querySelector('label').textContent)
+    const more = h('details', { class: 'lk-more' }, h('summary', {}, `more: ${names.join(', ')}`), ...seldom.map(part => part.node))
+    controls.replaceChildren(...parts.filter(part => !seldom.includes(part)).map(part => part.node), ...seldom.length ? [more] : [])
     field.value = ''
   }
 
@@ -256,7 +266,7 @@ function render({ model, el }) {
     root.classList.toggle('lk-wrong', page.error !== '')
     working.hidden = !page.progress
     if (page.progress) { bar.value = page.progress.fraction; say(left, page.progress.words) }
-    numbersFold.hidden = !page.tables.length
+    numbersFold.hidden = codeFold.hidden = !page.tables.length
     numbersBox.replaceChildren(...page.tables.map(tableOf))
   }
 

@@ -30,6 +30,7 @@ class Page:
     """The page a picture stands on, as the browser reports it: lengths in CSS pixels, colours as #rrggbb."""
 
     width: int = 640
+    height: int = 10_000  # the highest that a picture may be
     ratio: float = 1.0
     font: float = 14.0
     text: str = "#212121"

@@ -11,7 +11,9 @@ from labkit.declare import Value, checked, parameters
 from labkit.device import quota_threads
 from labkit.errors import LabError
 from labkit.frame.experiment import Experiment
-from labkit.wording import show, with_unit
+from labkit.wording import show, three, with_unit
+
+NOTHING = 1e-9  # %
 
 
 class Trial:
@@ -115,24 +117,34 @@ class Trial:
         self.error = ""
 
     @property
+    def answer(self) -> float:
+        """The number that the question asks for; a share that only rounding tells from 0 is 0."""
+        answer = self.experiment.answer(self.result)
+        return 0.0 if self.experiment.unit == "%" and abs(answer) < NOTHING else answer
+
+    @property
     def score(self) -> float | None:
-        """The prediction's relative error, |predicted − answer| / |answer|; None without either."""
+        """How far the prediction is off, |predicted − answer| / |answer|; of a share in %, the difference itself.
+
+        None without a prediction or an answer.
+        """
         if self.prediction is None or not self.complete:
             return None
-        answer = self.experiment.answer(self.result)
-        if answer == 0 or not math.isfinite(answer):
-            return 0.0 if self.prediction == answer else math.inf
-        return abs(self.prediction - answer) / abs(answer)
+        if self.experiment.unit == "%" and math.isfinite(self.answer):
+            return abs(self.prediction - self.answer) / 100
+        if self.answer == 0 or not math.isfinite(self.answer):
+            return 0.0 if self.prediction == self.answer else math.inf
+        return abs(self.prediction - self.answer) / abs(self.answer)
 
     @property
     def verdict(self) -> str:
         """The score in words."""
         if self.score is None or self.prediction is None:
             return ""
-        unit, answer = self.experiment.unit, self.experiment.answer(self.result)
-        said = f"You predicted {with_unit(self.prediction, unit)}, it is {with_unit(answer, unit)}"
+        unit = self.experiment.unit
+        sentence = f"You predicted {with_unit(self.prediction, unit)}, it is {with_unit(self.answer, unit)}"
         if self.score < 0.0005:
-            return f"{said}: exactly."
+            return f"{sentence}: exactly."
         if self.score > 10:
-            return f"{said}: far off."
-        return f"{said}: {show(100 * self.score)} % off."
+            return f"{sentence}: far off."
+        return f"{sentence}: {three(100 * self.score)} {'points' if unit == '%' else '%'} off."

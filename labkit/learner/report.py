@@ -134,7 +134,7 @@ def _pictures(panels: Iterable[Any]) -> str:
 
 
 def _figure(lab: Lab) -> str:
-    png, words = base64.b64encode(lab.picture()).decode(), html.escape(lab.text)
+    png, words = base64.b64encode(lab.png()).decode(), html.escape(lab.text)
     head, score = html.escape(str(lab.page["headline"])), html.escape(str(lab.page["score"]))
     caption = "<br>".join(filter(None, (f"<strong>{head}</strong>", words, score)))
     return f'<figure><img alt="{words}" src="data:image/png;base64,{png}"><figcaption>{caption}</figcaption></figure>'

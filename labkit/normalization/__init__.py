@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from labkit.declare import Choice, Range, quantity
 from labkit.fit import Distance, distance, per_layer
+from labkit.gradients import Gradients, composed
 from labkit.images import NORMS, Composition, ConvNet, Depth, Images, Seed, grouped, split
 from labkit.normalization.running_statistics import GroupVariance as GroupVariance
 from labkit.normalization.running_statistics import Momentum
@@ -54,6 +55,7 @@ class Statistics:
     running_mean: float = quantity("relative error of all running means after the window; NaN: none are kept")
     running_variance: float = quantity("relative error of all running variances after it; NaN: none are kept")
     tolerance: Tolerance = quantity("relative error of the gradient that rounding alone explains")
+    gradients: Gradients = quantity("both gradients, and what each part contributes to them")
 
     @property
     def equal(self) -> bool:
@@ -83,6 +85,7 @@ def statistics(
     model, large = (ConvNet(seed, norm, depth, momentum) for _ in range(2))
     window, right = run(accumulated, model, microbatches), run(one_batch, large, microbatches)
     mean, variance = first_moments(large, [(batch, labels)])
+    rounding = bound(large, window.parts, images, float(right.gradient.norm()))
     return Statistics(
         norm,
         composition,
@@ -99,7 +102,16 @@ def statistics(
         per_layer=per_layer(model, window.gradient, right.gradient),
         running_mean=_kept("running_mean", model, large),
         running_variance=_kept("running_var", model, large),
-        tolerance=bound(large, window.parts, images, float(right.gradient.norm())),
+        tolerance=rounding,
+        gradients=composed(
+            window.gradient,
+            window.parts,
+            right.gradient[None],
+            [f"{len(each)} images" for _, each in microbatches],
+            rounding.value,
+            model=large,
+            names=("one batch", f"{len(microbatches)} microbatches"),
+        ),
     )
 
 
@@ -127,6 +139,7 @@ class Remedies:
     """Every remedy on the same images."""
 
     rows: tuple[Remedy, ...] = quantity("the remedies, the fault itself first")
+    gradients: Gradients = quantity("the one batch, and its statistics held constant")
 
 
 COSTS = {
@@ -166,10 +179,16 @@ def remedies(
         **{norm: (accumulated, nets[norm], norm) for norm in ("frozen", "group", "layer")},
     }
     right = {norm: run(one_batch, net, microbatches).gradient for norm, net in nets.items()}
-    rows = []
+    rows, windows = [], {}
     for name, (loop, net, norm) in loops.items():
         window = run(loop, net, microbatches)
         error = distance(window.gradient, right[norm]).relative_error
         limit = bound(net, window.parts, images, float(right[norm].norm())).value
         rows.append(Remedy(name, error, limit, error <= limit, COSTS[name]))
-    return Remedies(tuple(rows))
+        windows[name] = window
+    held, labels = windows["batch statistics held constant"], [f"{len(each)} images" for _, each in microbatches]
+    names = "one batch", "its statistics held constant"
+    both = composed(
+        held.gradient, held.parts, right["batch"][None], labels, rows[1].tolerance, model=constant, names=names
+    )
+    return Remedies(tuple(rows), both)

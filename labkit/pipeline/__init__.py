@@ -12,6 +12,7 @@ from torch import Tensor
 from labkit.cadence.stepping import Seed
 from labkit.declare import Choice, Switch, quantity
 from labkit.fit import Distance, distance, fit
+from labkit.gradients import Gradients, composed
 from labkit.nets import IGNORE
 from labkit.pipeline.indivisible_batches import indivisible as indivisible
 from labkit.pipeline.slicing import cut as cut
@@ -38,6 +39,7 @@ class Weighed(Distance, Compared):
     predicted_error: float = quantity("relative error that those weights give")
     residual: float = quantity("share of the gradient that no weights explain")
     tolerance: Tolerance = quantity("relative error that rounding alone explains")
+    gradients: Gradients = quantity("both gradients, and what each part contributes to them")
 
 
 def losses(
@@ -92,7 +94,8 @@ def weighed(
 ) -> Weighed:
     """A gradient g [P] beside the correct one, Σ S_m / N, and the weights of the S_m [M, P] that it is made of."""
     N, right = counts.sum(), S.sum(0) / counts.sum()
-    fitted = fit(g, S)
+    fitted, rounding = fit(g, S), tolerance(S, count=int(N), depth=roundings, dtype=S.dtype)
+    labels = [f"{int(n)}" for n in counts]
     return Weighed(
         **vars(distance(g, right)),
         loss=loss,
@@ -102,7 +105,8 @@ def weighed(
         predicted=predicted,
         predicted_error=distance(predicted @ S / N, right).relative_error,
         residual=fitted.residual,
-        tolerance=tolerance(S, count=int(N), depth=roundings, dtype=S.dtype),
+        tolerance=rounding,
+        gradients=composed(g, fitted.values.nan_to_num()[:, None] * S, S / N, labels, rounding.value),
     )
 
 

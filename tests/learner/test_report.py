@@ -79,7 +79,7 @@ def test_a_picture_is_light_and_leaves_the_panel_as_it_is() -> None:
     lab = labkit.labs.roofline("ceiling")
     lab.step()
     page, before = lab._canvas.page, lab._canvas.draw().copy()
-    lab.picture()
+    lab.png()
     assert lab._canvas.page == page and np.array_equal(lab._canvas.draw(), before)
     lab.step()
     assert lab.frame["css"] == [500, 300] and lab.frame["base"] is None

@@ -18,8 +18,9 @@ from labkit.accumulation import Comparison
 from labkit.accumulation.panels.equivalence import ByHand, Conditions, Empty
 from labkit.accumulation.panels.training import Trainings
 from labkit.frame.canvas import Canvas, polyline
-from labkit.frame.experiment import Experiment, sources
+from labkit.frame.experiment import Experiment
 from labkit.frame.weight_map import NOTHING, WeightMap
+from labkit.listing import sources
 from labkit.wording import percent, three
 
 ROWS, COLUMNS = 32, 32
@@ -46,6 +47,7 @@ class Weights(Experiment[Comparison]):
     )
     run = staticmethod(accumulation.weights)
     aspect = 0.62
+    pictures = ("weights", "direction", "entries")
 
     def source(self) -> str:
         """The loops of all rules, then what compares them."""
@@ -117,6 +119,7 @@ class Layers(Experiment[Comparison]):
     )
     run = staticmethod(accumulation.layers)
     shown = (accumulation.weights,)
+    pictures = ("layers", "direction", "entries")
 
     def layout(self, canvas: Canvas) -> None:
         self.axes = canvas.axes("norm of the layer's gradient", "", log="x", moving="xy")

@@ -17,7 +17,8 @@ from labkit.audit.bug_hunt import Measurement, suspects
 from labkit.audit.panels.acceptance import Acceptance, Traces
 from labkit.audit.panels.report import ASPECT, COUNTED, WeightPlot, title, weight
 from labkit.frame.canvas import Canvas
-from labkit.frame.experiment import Experiment, sources
+from labkit.frame.experiment import Experiment
+from labkit.listing import sources
 from labkit.nets import valid_tokens
 from labkit.wording import three
 

@@ -14,7 +14,8 @@ from labkit.acceptance.candidates import TracePair
 from labkit.acceptance.record import FAILED, GATES, NOT_RUN, PASSED, UNSURE
 from labkit.exercise.verdict import join
 from labkit.frame.canvas import Canvas
-from labkit.frame.experiment import Experiment, sources, tables
+from labkit.frame.experiment import Experiment, tables
+from labkit.listing import sources
 from labkit.wording import percent, show, three, with_unit
 
 PLACES = (0.02, 0.055, 0.28)  # of the figure: where mark, name and words of a gate stand

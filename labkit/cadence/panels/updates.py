@@ -8,7 +8,8 @@ import torch
 
 from labkit.cadence import stepping, updates
 from labkit.frame.canvas import Canvas, polyline
-from labkit.frame.experiment import Experiment, sources
+from labkit.frame.experiment import Experiment
+from labkit.listing import sources
 from labkit.rules import rule
 from labkit.wording import percent, three, with_unit
 

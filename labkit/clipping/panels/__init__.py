@@ -14,7 +14,8 @@ from labkit import clipping
 from labkit.clipping import Clips, Ordered, ordering
 from labkit.clipping.panels.scaling import Overflow, Ranks, Underflow
 from labkit.frame.canvas import Canvas
-from labkit.frame.experiment import Experiment, sources
+from labkit.frame.experiment import Experiment
+from labkit.listing import sources
 from labkit.wording import percent, three
 
 RESOLVED = 1e-15  # of the heaviest weight: below it float64 tells no weight from 0
@@ -30,6 +31,7 @@ class Orders(Experiment[Ordered]):
         "Measured: dots, fitted from the gradient that the optimizer stepped with. Modelled: bars, from the order's "
         "algebra. Thin line: clip-once, the right order. The scaler is torch's own."
     )
+    pictures = ("weights", "direction", "entries")
     run = staticmethod(clipping.orders)
     aspect = 0.5
 
@@ -117,6 +119,7 @@ class Clip(Experiment[Clips]):
         "Lines: modelled from the microbatches' gradients. Dot and cross: measured at the threshold that is set, by "
         "running both loops. Thin line: that threshold."
     )
+    pictures = ("lengths", "direction", "entries")
     run = staticmethod(clipping.clip)
     shown = (ordering.clip_once, ordering.clip_per_microbatch)
     aspect = 0.5

@@ -19,7 +19,8 @@ from labkit.data_parallel.panels.sharding import Fsdp
 from labkit.data_parallel.panels.step_timeline import Timeline
 from labkit.data_parallel.panels.uneven_ranks import EmptyRank, Uneven
 from labkit.frame.canvas import Canvas
-from labkit.frame.experiment import Experiment, sources
+from labkit.frame.experiment import Experiment
+from labkit.listing import sources
 from labkit.wording import percent, three, times, with_unit
 
 ROWS = 16
@@ -35,6 +36,7 @@ class Recipes(Experiment[compare.Recipe]):
         "Measured in real processes: fitted from the gradient that each rank has after the all-reduce. Bars: what the "
         "recipe's algebra predicts. 1 is right. A row is a microbatch; lines part the ranks."
     )
+    pictures = ("weights", "direction", "entries")
     run = staticmethod(compare.recipes)
     aspect = 0.62
 

@@ -7,7 +7,8 @@ from typing import Any
 from labkit.data_parallel import sharding
 from labkit.data_parallel.panels.rank_weights import right
 from labkit.frame.canvas import Canvas
-from labkit.frame.experiment import Experiment, sources
+from labkit.frame.experiment import Experiment
+from labkit.listing import sources
 
 
 class Fsdp(Experiment[sharding.Sharded]):

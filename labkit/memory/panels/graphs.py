@@ -8,7 +8,8 @@ from typing import Any
 
 from labkit import rules
 from labkit.frame.canvas import Canvas
-from labkit.frame.experiment import Experiment, sources
+from labkit.frame.experiment import Experiment
+from labkit.listing import sources
 from labkit.memory import graphs, saved_tensors
 from labkit.memory.saved_tensors import Timeline
 from labkit.tolerance import Tolerance

@@ -34,6 +34,7 @@ class Statistics(Experiment[normalization.Statistics]):
         "Measured. A row is a microbatch. Beside it: mean and standard deviation of the channel that differs most, "
         "at the first normalisation. Thin line: the same for one batch. Every loss is weighted perfectly."
     )
+    pictures = ("statistics", "direction", "entries")
     run = staticmethod(normalization.statistics)
     shown = (accumulated, one_batch)
     aspect = 0.4
@@ -120,6 +121,7 @@ class Remedies(Experiment[normalization.Remedies]):
     question = "Batch statistics held constant: how far off is the gradient?"
     unit = "%"
     note = "Measured, each against the same network in one physical batch. Bar: what rounding alone explains."
+    pictures = ("errors", "direction", "entries")
     run = staticmethod(normalization.remedies)
     shown = (in_lockstep,)
     aspect = 0.5

@@ -33,6 +33,7 @@ class Losses(Experiment[Weighed]):
         "Measured: dots and crosses, fitted to the gradient that the real stages were left with. Modelled: bars, by "
         "algebra. Thin line: 1, the right weight. n: valid tokens. Each rank is a process of its own."
     )
+    pictures = ("weights", "direction")
     run = staticmethod(pipeline.losses)
     shown = (stages.token_mean, stages.token_sum, stages.share_of_mean, stages.build, stages.step, stages.gradients)
     aspect = 0.5
