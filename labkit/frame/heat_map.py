@@ -39,9 +39,9 @@ class HeatMap:
         self.bar = canvas.axes("", "", position=grid[3], moving="y")
         self.colours = canvas.move(self.bar.pcolormesh(np.linspace(-1, 1, 64)[:, None], norm=Normalize(-1, 1)))
         for axes in (*self.axes, self.bar):
-            axes.set_xticks([])
             axes.spines[:].set_visible(False)
-            axes.set_yticks([])
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_visible(False)
         self.ends = [canvas.text(self.bar, ha="left", va="center", size=0.85) for _ in range(3)]
 
     def draw(

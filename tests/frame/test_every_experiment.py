@@ -22,6 +22,7 @@ from labkit.frame.experiment import Experiment
 from labkit.frame.style import Page
 from labkit.frame.trial import Trial
 from labkit.labs import Lab
+from labkit.listing import sources
 from labkit.throughput import compared
 from tests.frame import driven
 from tests.made import Quick
@@ -100,9 +101,11 @@ def test_class_name_and_function_are_one(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(KINDS.keys() - {"casebook.case"}))  # it shows the loops of all cases
 def test_the_source_on_the_page_is_the_function_that_runs(name: str) -> None:
     experiment = KINDS[name]()
-    functions = map(inspect.unwrap, (*experiment.shown, experiment.run))
-    *_, last = sources = [inspect.getsource(each).rstrip() for each in functions]
-    assert all(source in experiment.source() for source in sources) and experiment.source().endswith(last)
+    functions = [inspect.unwrap(each) for each in (*experiment.shown, experiment.run)]
+    code = experiment.source()
+    assert all(sources(each) in code for each in functions) and code.endswith(sources(functions[-1]))
+    lines = inspect.getsource(functions[-1]).rstrip().splitlines()
+    assert code.endswith("\n".join(lines[-2:])) and ">>>" not in code, "the code itself, and no example that answers"
 
 
 @every
