@@ -218,7 +218,7 @@ function render({ model, el }) {
     if (!(event.ctrlKey || event.metaKey || event.altKey || (event.shiftKey && event.key === 'Enter'))) event.stopPropagation()
   }
 
-  let parts = []
+  let parts = [], laid = ''
   function showSpec() {
     const spec = model.get('spec')
     if (!spec.controls) return
@@ -233,6 +233,8 @@ function render({ model, el }) {
     for (const input of pictures.querySelectorAll('input')) input.checked = input.value === spec.picture
     modes.hidden = spec.long
     say(question, spec.question); say(unit, spec.unit); write(note, spec.note); say(code, spec.source)
+    if (laid === spec.chosen) return  // another picture of the same experiment
+    laid = spec.chosen
     parts = spec.controls.map(c => ({ name: c.name, ...control(c, id, values => send(model, { type: 'set', values })) }))
     const seldom = parts.filter((_, at) => spec.controls[at].seldom)
     const names = seldom.map(part => part.node.querySelector('label').textContent)
