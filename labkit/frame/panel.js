@@ -193,7 +193,7 @@ function render({ model, el }) {
   }
   const buttons = { predict: button('Predict', predict), step: button('Step', step), reset: button('Reset', press('reset')) }
   const ask = h('span', { class: 'lk-ask' }, question, h('span', { class: 'lk-exact' }, field, unit))
-  const top = h('div', { class: 'lk-top' }, ask, ...Object.values(buttons), modes)
+  const top = h('div', { class: 'lk-top' }, modes, ask, ...Object.values(buttons))
 
   const headline = h('p', { class: 'lk-headline' }), canvas = h('canvas', { role: 'img', class: 'lk-canvas' })
   const score = h('p', { class: 'lk-score', 'aria-live': 'polite' }), sentence = h('p', { class: 'lk-sentence', 'aria-live': 'polite' })

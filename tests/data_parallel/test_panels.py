@@ -38,7 +38,7 @@ def test_a_rank_mean_is_seen_in_every_rank_s_weights() -> None:
     lab.predict(30)
     lab.step()
     seen, result = shown(lab), lab.result
-    assert lab.score == pytest.approx(abs(30 - 100 * result.relative_error) / (100 * result.relative_error))
+    assert lab.score == pytest.approx(abs(0.30 - result.relative_error))
     assert lab.page["headline"].startswith("rank-means: ") and lab.page["headline"].endswith(" % off the full batch")
     assert list(seen.rows.fitted.get_xdata()) == [w for row in result.fitted.tolist() for w in row]
     assert list(seen.rows.predicted.get_xdata()) == result.predicted[0].tolist()

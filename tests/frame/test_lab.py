@@ -263,8 +263,8 @@ def test_an_error_of_a_thread_stands_in_the_page(lab: Lab, capsys: pytest.Captur
     lab.choose("long")
     lab.experiment.run = breaks
     page_says(lab, {"type": "step"})
-    wait_for(lambda: errors)
-    assert "disk is gone" in lab.page["error"] and lab.page["progress"] is None
+    wait_for(lambda: "disk is gone" in lab.page["error"] and lab.page["progress"] is None)
+    assert [str(error) for error in errors] == ["disk is gone"]
     errors.clear()
 
 

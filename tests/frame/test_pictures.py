@@ -31,7 +31,7 @@ def test_every_picture_is_hidden_until_step_and_drawn_after_it(topic: str, name:
     for picture in lab.pictures:
         lab.picture = picture
         words = [text.get_text() for axes in lab.figure.axes for text in axes.texts if text.get_visible()]
-        assert any(words) and "?" not in words
+        assert "?" not in words and (any(words) or picture not in ("direction", "entries"))
 
 
 @pytest.mark.parametrize("page", [Page(width=860), Page(width=440), Page(width=340, font=21), DARK])
