@@ -8,7 +8,8 @@ CPU_WHEELS := https://download.pytorch.org/whl/cpu
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 # Long tests come first (tests/conftest.py), and whoever is done takes over half of what the other has left.
-BOTH_CORES := -n 2 --dist worksteal
+# What is tried again, browser and killed processes alone, is named in the summary.
+BOTH_CORES := -n 2 --dist worksteal -r fER
 
 define CHECK_PYTHON
 import sys

@@ -39,6 +39,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         for name in sorted(_needs(item)):
             item.add_marker(name)
+        if item.get_closest_marker("browser") or "tests/workers" in item.path.as_posix():
+            item.add_marker(pytest.mark.flaky(reruns=1))  # a real browser, real processes that are killed
     items.sort(key=lambda item: next((at for at, name in enumerate(LONG) if item.get_closest_marker(name)), len(LONG)))
     _skip_without_chromium(items)
 
