@@ -104,6 +104,7 @@ function control(spec, id, change) {
     range.setAttribute('aria-valuetext', digits(value) + unit)
     exact.setAttribute('aria-invalid', rejected !== undefined)
     if (rejected === undefined) exact.value = digits(value)
+    exact.style.width = `${Math.max(3.4, .6 * exact.value.length + 1.2)}em`
   }
   return { node: row(h('span', { class: 'lk-value' }, label, h('span', { class: 'lk-exact' }, exact, h('span', { class: 'lk-unit' }, spec.label.includes(spec.unit) ? '' : spec.unit))), range), update }
 }
