@@ -61,7 +61,7 @@ def test_the_figures_of_the_curriculum_stand_on_the_page() -> None:
     lab.predict(50)
     lab.step()
     found, R = lab.result, len(lab.result.rows)
-    assert lab.score == pytest.approx(abs(50 - 100 * found.to_longest) / (100 * found.to_longest))
+    assert lab.score == pytest.approx(abs(0.50 - found.to_longest))
     said = f"Padding: {percent(found.to_longest)} in batches, {percent(found.in_rows)} in packed rows"
     assert lab.page["headline"] == said and found.to_longest > 0.3 > 0.1 > found.in_rows
     assert f"Each padded to 256: {percent(found.to_length)} is padding" in lab.text

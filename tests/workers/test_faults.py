@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -215,6 +216,15 @@ def test_a_rank_that_starts_after_its_notebook_has_ended_ends(forked: Pool, tmp_
         assert rank.exitcode == 1
 
 
+@pytest.fixture
+def button() -> Iterator[None]:
+    """The button works, also where a shell that began the tests in its background lets them ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("button")
 def test_two_presses_of_the_button_leave_nothing(forked: Pool, around: Around) -> None:
     forked.run(ranks.everyone)
 
@@ -223,18 +233,15 @@ def test_two_presses_of_the_button_leave_nothing(forked: Pool, around: Around) -
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.002)
 
-    main = signal.getsignal(signal.SIGINT)
-    pressed, rounds = 0, iter(range(20))
-    while not pressed and next(rounds, None) is not None:  # presses that all fall into a run's own end raise nothing
-        thread = threading.Timer(0.2, press)
-        thread.start()
-        while thread.is_alive():  # whatever the presses interrupt
-            try:
-                forked.run(ranks.fault, who=1, how="hangs", timeout=0.3)
-            except KeyboardInterrupt:
-                pressed += 1
-            except LabError:
-                pass  # no press within its time: on a busy machine they have yet to begin, else they are over
+    main, thread, pressed = signal.getsignal(signal.SIGINT), threading.Timer(0.2, press), 0
+    thread.start()
+    while thread.is_alive():  # whatever the presses interrupt
+        try:
+            forked.run(ranks.fault, who=1, how="hangs", timeout=0.3)
+        except KeyboardInterrupt:
+            pressed += 1
+        except LabError:
+            pass  # no press within its time: on a busy machine they have yet to begin, else they are over
     assert pressed and signal.getsignal(signal.SIGINT) is main
     forked.close()
     folders = around.folder.glob  # a rank that still starts is reaped in the background, and its folder after it
