@@ -55,7 +55,7 @@ def slopes(weight: Tensor) -> Callable[[float], Tensor]:
 
 
 def test_the_table_has_every_word_once_with_how_to_recognise_it_and_the_fix() -> None:
-    assert tuple(word for word, each in rules.TABLE.items() if each.topic == "cadence") == WORDS
+    assert tuple(word for word, each in rules.every().items() if each.topic == "cadence") == WORDS
     counted = window([(torch.zeros(1, 3), torch.zeros(1, 3, dtype=torch.long))] * 2)
     for word in WORDS:
         rule = rules.rule(word)

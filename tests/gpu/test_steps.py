@@ -21,7 +21,7 @@ from labkit.tolerance import depth, gamma, tolerance
 pytestmark = pytest.mark.gpu
 
 CPU = torch.device("cpu")
-CADENCE = [word for word, each in rules.TABLE.items() if each.topic == "cadence"]
+CADENCE = [word for word, each in rules.every().items() if each.topic == "cadence"]
 OPTIMIZERS = {
     "SGD": lambda weights: torch.optim.SGD(weights, lr=0.05),
     "momentum": lambda weights: torch.optim.SGD(weights, lr=0.05, momentum=0.9),
