@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,7 +34,8 @@ class Gradients:
         """Whether there are arrows to draw: both finite, the correct one not zero."""
         return bool(self.gradient.isfinite().all() and self.reference.isfinite().all() and self.reference.any())
 
-    def direction(self) -> Direction:
+    @functools.cached_property
+    def plane(self) -> Direction:
         """Both in the plane that they span; LabError where they span none."""
         return direction(
             self.gradient,
@@ -65,7 +67,7 @@ def composed(
 
     >>> rows = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     >>> both = composed(torch.tensor([2.0, 0.5]), torch.diag(torch.tensor([2.0, 0.5])), rows, ["1", "3"], 1e-12)
-    >>> both.direction().chain[1], both.labels
+    >>> both.plane.chain[1], both.labels
     (tensor([1., 1.], dtype=torch.float64), ('1', '3'))
 
     Shapes: gradient [P], contributions [m, P], their labels [m]. What they leave of the gradient is one more, the rest.

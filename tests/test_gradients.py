@@ -29,7 +29,7 @@ def test_contributions_and_their_rest_sum_to_the_gradient(seed: int, m: int, P: 
 def test_the_direction_of_a_rule_is_what_its_comparison_says() -> None:
     for rule in accumulation.WINDOW:
         comparison = accumulation.weights(rule=rule)
-        plane = comparison.gradients.direction()
+        plane = comparison.gradients.plane
         assert plane.length_ratio == pytest.approx(comparison.norm_ratio)
         assert math.cos(math.radians(plane.angle)) == pytest.approx(comparison.cosine)
         assert plane.relative_error == pytest.approx(comparison.relative_error, abs=1e-12)

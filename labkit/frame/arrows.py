@@ -136,7 +136,7 @@ def _overlap(one: Box, other: Box) -> float:
 
 
 def _crosses(box: Box, line: tuple[Point, Point]) -> bool:
-    """Whether a line runs through a box, by 12 points on it."""
+    """Whether a line runs through a box, by 25 points on it."""
     (x, y), (u, v) = line
     steps = [k / 24 for k in range(25)]
     return any(box[0] <= x + k * (u - x) <= box[1] and box[2] <= y + k * (v - y) <= box[3] for k in steps)

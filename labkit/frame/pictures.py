@@ -61,7 +61,7 @@ class Direction(Own):
         both = self.experiment.gradients(result)
         self.missing.set_text("" if both.drawable else "no arrow: this gradient is not finite")
         if both.drawable:
-            self.arrows.draw(both.direction(), both.labels, both.names)
+            self.arrows.draw(both.plane, both.labels, both.names)
         else:
             canvas.only(self.missing)
 
@@ -75,7 +75,7 @@ class Direction(Own):
         both = self.experiment.gradients(result)
         if not both.drawable:
             return f"{both.names[1].capitalize()} left a gradient that is not finite: it has no direction."
-        plane = both.direction()
+        plane = both.plane
         links = "Thin: the parts of each, head to tail." if len(plane.chain) > 2 else ""
         beyond = "What lies outside this plane cancels in their sum." if plane.outside > 1e-6 else ""
         return " ".join(filter(None, (words(plane, both.names[1]), links, beyond)))
@@ -93,7 +93,7 @@ class Entries(Direction):
         seen = both.entries(self.parameter)
         rows, columns = seen.reference.shape
         share = float(seen.difference.abs().max()) / (seen.largest or 1.0)
-        least = "at most rounding" if both.direction().equal else f"at most {percent(share)} of the largest entry"
+        least = "at most rounding" if both.plane.equal else f"at most {percent(share)} of the largest entry"
         part = (
             ""
             if (rows, columns) == seen.shape

@@ -58,7 +58,7 @@ def test_arrows_have_one_scale_and_the_angle_that_is_said() -> None:
     (x, y) = next(line.get_data() for line in axes.lines if len(line.get_xdata()) == 2 and line.get_ydata()[1] != 0)
     start, tip = axes.transData.transform([(x[0], y[0]), (x[1], y[1])])
     seen = math.degrees(math.atan2(tip[1] - start[1], tip[0] - start[0]))
-    assert seen == pytest.approx(lab.result.gradients.direction().angle, abs=0.01)
+    assert seen == pytest.approx(lab.result.gradients.plane.angle, abs=0.01)
 
 
 def test_a_picture_that_is_none_is_refused_and_the_last_one_stays() -> None:
